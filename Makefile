@@ -1,0 +1,35 @@
+# Needs Python >= 3.11 and make; every target sets up what it needs in .venv and reuses it.
+
+PYTHON ?= python3
+BIN = .venv/bin
+GRU = experiments/align/grammar_gru.py
+RUNS = runs/demo
+
+.PHONY: demo test lint lock clean
+
+demo: .venv/.installed
+	$(BIN)/attnlab train --config=$(GRU):fixed --workdir=$(RUNS)/fixed
+	$(BIN)/attnlab train --config=$(GRU) --workdir=$(RUNS)/attention
+	$(BIN)/attnlab eval --workdir=$(RUNS)/fixed --split=test
+	$(BIN)/attnlab eval --workdir=$(RUNS)/attention --split=test
+	$(BIN)/attnlab translate --workdir=$(RUNS)/attention "The proud woman does not see the small red car."
+
+test: .venv/.installed
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+lock: .venv/.installed
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra test --output-file requirements.lock setup.cfg
+
+clean:
+	rm -rf .venv .cache .hypothesis .pytest_cache .ruff_cache build dist *.egg-info
+
+.venv/.installed: setup.cfg pyproject.toml requirements.txt requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "attnlab needs Python >= 3.11; make PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[test]'
+	@touch $@

@@ -1,0 +1,52 @@
+"""Times that may be compared: taken in turns on one machine, with the machine named."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+def interleave(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each function, one entry a round; compare the medians.
+
+    A round calls every function once, each round starting with another one, so that a slow spell of the machine and
+    what the one before left in the caches strike all alike.  An untimed call of each comes first: it compiles and
+    warms up.  A function returns when its work is done: block on a device's result inside it.
+    """
+    for function in functions.values():
+        function()
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    names = list(functions)
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            start = time.perf_counter()
+            functions[name]()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def hardware(packages: Sequence[str] = ()) -> str:
+    """One line: the processor, the cores this process may use, Python, and the versions of installed `packages`."""
+    usable = getattr(os, 'sched_getaffinity', None)  # Linux: what a container allows, not what the machine has
+    cores = len(usable(0)) if usable else os.cpu_count() or 1
+    found = {'Python': platform.python_version(), **{name: _version(name) for name in packages}}
+    return ', '.join([_processor(Path('/proc/cpuinfo')), f'{cores} core{"s" * (cores > 1)}',
+                      *(f'{name} {number}' for name, number in found.items() if number)])
+
+
+def _processor(table: Path) -> str:
+    lines = table.read_text('utf-8', 'replace').splitlines() if table.exists() else []
+    models = [line.partition(':')[2].strip() for line in lines if line.startswith('model name')]
+    return models[0] if models else platform.processor() or platform.machine()  # Arm's table names no model
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

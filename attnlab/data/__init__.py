@@ -1,0 +1,1 @@
+"""Text, sentence pairs, vocabularies and gold alignments: NumPy and the standard library, no JAX."""

@@ -1,0 +1,149 @@
+"""Gold word alignments, the links of an aligner, and the alignment error rate.
+
+Two formats are read, and may be mixed: NAACL 2003 (`sentence source target [S|P] [confidence]`, one link a line, all
+numbers from 1, sentences without links absent) and Pharaoh or talp (`i-j` sure, `ipj` possible, one sentence a line,
+words from 0, an empty line is a sentence without links).
+"""
+
+import re
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from attnlab.data.text import read_lines
+from attnlab.errors import UserError
+
+Link = tuple[int, int]
+
+_NAACL = re.compile(r'(\d+)\s+(\d+)\s+(\d+)(?:\s+([SP]))?(?:\s+[\d.eE+-]+)?')
+_PHARAOH = re.compile(r'(\d+)([-p])(\d+)')
+
+
+@dataclass(frozen=True)
+class Links:
+    """The gold links of one sentence pair, (source index, target index) from 0; `possible` includes `sure`."""
+
+    sure: frozenset[Link]
+    possible: frozenset[Link]
+
+    def __post_init__(self):
+        if not self.sure <= self.possible:
+            raise ValueError(f'sure links that are not possible: {sorted(self.sure - self.possible)}')
+
+
+class Scores(NamedTuple):
+    """Rates of a corpus, each from 0 to 1."""
+
+    aer: float
+    precision: float
+    recall: float
+
+
+def read_gold(path: str | Path) -> dict[int, Links]:
+    """Gold links by sentence number, from 1 in both formats; a file and line that fit neither raise UserError."""
+    return _read(path)[1]
+
+
+def read_links(path: str | Path, swap: bool = False) -> dict[int, frozenset[Link]]:
+    """An aligner's links by sentence number, from 1; sure and possible count alike.
+
+    `swap` exchanges the sides, for links that were written (target, source).
+    """
+    return {number: _swapped(links.possible) if swap else links.possible for number, links in _read(path)[1].items()}
+
+
+def write_links(path: str | Path, links: Iterable[Set[Link]]) -> None:
+    """One sentence a line in Pharaoh's format, links sorted."""
+    lines = (' '.join(f'{i}-{j}' for i, j in sorted(sentence)) for sentence in links)
+    Path(path).write_text(''.join(f'{line}\n' for line in lines), encoding='ascii', newline='\n')
+
+
+def alignment_error_rate(links: Sequence[Set[Link]], gold: Sequence[Links]) -> Scores:
+    """AER = 1 - (|A & S| + |A & P|) / (|A| + |S|), precision |A & P| / |A|, recall |A & S| / |S| (Och and Ney 2003).
+
+    A are the links, S the sure and P the possible gold links; the counts are summed over the corpus, so the scores are
+    no means of sentence scores.  0 / 0 counts as 1: nothing against nothing has an AER of 0.
+    """
+    if len(links) != len(gold):
+        raise ValueError(f'links of {len(links)} sentences, gold of {len(gold)}')
+    found, sure = sum(map(len, links)), sum(len(sentence.sure) for sentence in gold)
+    found_sure = sum(len(a & g.sure) for a, g in zip(links, gold, strict=True))
+    found_possible = sum(len(a & g.possible) for a, g in zip(links, gold, strict=True))
+    return Scores(
+        aer=1 - _ratio(found_sure + found_possible, found + sure),
+        precision=_ratio(found_possible, found),
+        recall=_ratio(found_sure, sure),
+    )
+
+
+def aer(gold_path: str | Path, links_path: str | Path, swap: bool = False) -> Scores:
+    """Scores the links of a file against the gold of another, each in either format.
+
+    Every gold sentence counts, one without links in the other file as unaligned.  Pharaoh files of unequal length, and
+    sentence numbers beyond the lines of a Pharaoh file, raise UserError with both counts; gold in NAACL's format may
+    number a subset of the sentences.
+    """
+    gold_format, gold = _read(gold_path)
+    links_format, _ = _read(links_path)
+    links = read_links(links_path, swap)
+    last_gold, last_link = max(gold, default=0), max(links, default=0)
+    too_few = links_format == 'pharaoh' and last_link < last_gold
+    too_many = gold_format == 'pharaoh' and last_link > last_gold
+    if too_few or too_many:
+        raise UserError(f'{links_path} goes to sentence {last_link}, {gold_path} to sentence {last_gold}: '
+                        'expected the same sentences')
+    if gold and links and not gold.keys() & links.keys():
+        raise UserError(f'{links_path} ({len(links)} sentences) and {gold_path} ({len(gold)}) share no sentence number')
+    return alignment_error_rate([links.get(number, frozenset()) for number in gold], list(gold.values()))
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 1.0
+
+
+def _swapped(links: Set[Link]) -> frozenset[Link]:
+    return frozenset((j, i) for i, j in links)
+
+
+def _read(path: str | Path) -> tuple[str, dict[int, Links]]:
+    """Format and links; the first line with anything on it shows the format."""
+    lines = read_lines(path)
+    first = next((line for line in lines if line.strip()), '')
+    if _NAACL.fullmatch(first.strip()):
+        return 'naacl', _read_naacl(path, lines)
+    return 'pharaoh', {number: _pharaoh_line(path, number, line) for number, line in enumerate(lines, 1)}
+
+
+def _read_naacl(path: str | Path, lines: Sequence[str]) -> dict[int, Links]:
+    sure: dict[int, set[Link]] = {}
+    possible: dict[int, set[Link]] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        match = _NAACL.fullmatch(line.strip())
+        if not match:
+            raise UserError(f'{path}, line {number}: {line[:60]!r} is not `sentence source target [S|P] [confidence]`')
+        sentence, i, j = (int(field) for field in match.groups()[:3])
+        if 0 in (sentence, i, j):
+            raise UserError(f'{path}, line {number}: {line[:60]!r} holds a 0, expected numbers from 1')
+        possible.setdefault(sentence, set()).add((i - 1, j - 1))
+        if match[4] != 'P':
+            sure.setdefault(sentence, set()).add((i - 1, j - 1))
+    return {
+        sentence: Links(frozenset(sure.get(sentence, ())), frozenset(links))
+        for sentence, links in sorted(possible.items())
+    }
+
+
+def _pharaoh_line(path: str | Path, number: int, line: str) -> Links:
+    matches = [(word, _PHARAOH.fullmatch(word)) for word in line.split()]
+    for word, match in matches:
+        if not match:
+            raise UserError(f'{path}, line {number}: {word[:60]!r} is no link: expected i-j or ipj, '
+                            'or NAACL lines from the first line on')
+    links = [(int(match[1]), int(match[3]), match[2]) for _, match in matches if match]
+    return Links(
+        sure=frozenset((i, j) for i, j, kind in links if kind == '-'),
+        possible=frozenset((i, j) for i, j, _ in links),
+    )

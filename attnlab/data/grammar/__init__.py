@@ -1,0 +1,126 @@
+"""An English-French grammar of ours: unlimited sentence pairs with gold word alignments, nothing to download.
+
+    >>> pair = example('train', seed=0, index=19)  # a pure function of its arguments
+    >>> pair.source, pair.target, pair.links
+
+Phenomena: agreement in gender and number; adjectives after the noun, the few before it, and both at once; elision and
+contraction; compounds that reverse whole; ne ... pas, ne ... jamais, and the de of a negated indefinite; object
+pronouns before the verb; possessives that invert; adverbs behind the verb; passé composé with the agreement of its
+participle; coordination, relative and subordinate clauses.
+
+The English determines the French.  Every sense of an English word has one French word, every noun one gender (a teacher
+is un professeur, a friend un ami); it, you, they, and whatever would leave a gender or a number open, do not occur; the
+English past is the passé composé (was: the imparfait), and a verb whose past looks like its present has none.
+Sentences begin in lower case and end in a period; capitals belong to names, to English adjectives of origin, and to
+the English names of institutions, which French writes here as the common nouns they are made of.
+
+Splits: train, valid, test are one distribution of sentences of at most 16 English words, kept apart by a hash of the
+English text.  test_combinations holds, in every sentence, an adjective with a noun that it never meets in those three
+(a tenth of all pairs, by hash, predicates included); test_lengths holds sentences of 18 to 30 English words.
+
+Guide to the links
+------------------
+Links are sure (S) or possible (P), as in Och and Ney 2003, "A Systematic Comparison of Various Statistical Alignment
+Models", section 4.1: S where the two words translate each other in any context, P where a word is needed by the other
+language's grammar, or is part of a longer expression.  S is a subset of P.  Every French word has at least one link
+and at most one S link; an English word may have several.
+
+- Content words, names, pronouns, conjunctions, adverbs, the comma before but, the final period: S to their translation.
+- Determiners: S to theirs (the-le, a-un, some-des, my-mon).  A French article without an English one (des, du, de la,
+  de before a bare noun: drinks water, boit de l'eau) is P to the noun.  De for a negated a: S to a, whose place it has.
+- Elided forms (l', d', qu') are words and keep the links of the full form.
+- Contractions (du, des, au, aux) hold a preposition and an article.  S to the English preposition (of, to, 's), P to
+  the article; S to the article where the preposition has no sure link of its own.
+- Negation: pas-not and jamais-never S; ne P to the English negation, and to do.  The do of a negation has no
+  translation: P to ne and to the finite French verb, whose tense and number it shows.
+- Passé composé: the participle is S to the English verb; the auxiliary is P to it, and to did.
+- Verb and particle (looks at, waits for): the French verb is S to the verb, P to the particle.
+- Object pronouns: S to theirs, wherever they stand; lui for "to him" is also P to the to.  A verb that takes à in
+  French alone (obeys the king, obéit au roi): à is P to the verb.
+- Possessives: de is S to 's (or '); the article of the owned noun, which English does not have, is P to 's, to the
+  owned noun, and to an initial the.
+- Compounds: each noun S to its translation; the de between them P to both English nouns.  United Nations: unies-United
+  and Nations-Nations S, des P to both.
+- near: près S, its de P.  in front of: devant S to front, P to in and of.  because: parce S, que P.
+- Relative pronouns: S (who-qui, that-que).
+"""
+
+from dataclasses import dataclass
+from random import Random
+from zlib import crc32
+
+from attnlab.data.alignments import Links
+from attnlab.data.grammar.rules import Sentence, Word, sentence
+from attnlab.data.grammar.sampling import combinations, held_out, structure
+from attnlab.data.pairs import Pairs
+from attnlab.data.text import detokenise
+from attnlab.errors import UserError
+
+SPLITS = ('train', 'valid', 'test', 'test_combinations', 'test_lengths')
+LONGEST, LONG = 16, (18, 30)  # English words, the period included
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A sentence pair.  The words are those of `tokenise(normalise(text, language))`; links are (source, target)."""
+    source_words: tuple[str, ...]
+    target_words: tuple[str, ...]
+    links: Links
+    inverted: tuple[tuple[int, int], ...]  # adjectives that precede their noun in English and follow it in French
+    source: str
+    target: str
+
+
+def example(split: str, seed: int, index: int) -> Example:
+    """The example at `index` of the split drawn by `seed`: a pure function of its arguments."""
+    if split not in SPLITS:
+        raise UserError(f'split {split!r}: expected one of {", ".join(SPLITS)}')
+    rng = Random(f'{split} {seed} {index}')
+    while True:
+        drawn = structure(rng, split == 'test_combinations', split == 'test_lengths')
+        english, words = sentence(drawn)
+        source = detokenise(english)
+        if _belongs(split, source, len(english), drawn):
+            return _example(english, words, source)
+
+
+def realised(drawn: Sentence) -> Example:
+    """The example of a structure: what the grammar makes of it."""
+    english, words = sentence(drawn)
+    return _example(english, words, detokenise(english))
+
+
+def examples(split: str, count: int, seed: int) -> list[Example]:
+    """The first `count` of a split."""
+    return [example(split, seed, index) for index in range(count)]
+
+
+def pairs(split: str, count: int, seed: int) -> Pairs:
+    """The first `count` of a split as text and gold links."""
+    drawn = examples(split, count, seed)
+    return Pairs(tuple(e.source for e in drawn), tuple(e.target for e in drawn), tuple(e.links for e in drawn))
+
+
+def _belongs(split: str, source: str, length: int, drawn: Sentence) -> bool:
+    """The hash of its English puts every sentence in train, valid or test: no sentence stands in two of them."""
+    match split:
+        case 'test_lengths':
+            return LONG[0] <= length <= LONG[1]
+        case 'test_combinations':
+            return length <= LONGEST and any(held_out(*pair) for pair in combinations(drawn))
+        case _:
+            family = crc32(source.encode()) % 8
+            return length <= LONGEST and split == ('valid' if family == 0 else 'test' if family == 1 else 'train')
+
+
+def _example(english: list[str], words: list[Word], source: str) -> Example:
+    sure, possible, inverted = [], [], []
+    for j, (_, at, maybe, turned) in enumerate(words):
+        if at >= 0:
+            sure.append((at, j))
+            if turned:
+                inverted.append((at, j))
+        possible += [(i, j) for i in maybe if i >= 0]
+    french = tuple(word.text for word in words)
+    links = Links(frozenset(sure), frozenset(sure + possible))
+    return Example(tuple(english), french, links, tuple(inverted), source, detokenise(french))

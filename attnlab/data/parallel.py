@@ -1,0 +1,107 @@
+"""Sentence pairs from files: any two texts or table of the user's, and Multi30k as a named set.
+
+Multi30k (Elliott et al. 2016, 2017) is read from a folder, or downloaded once into the user's cache and checked.
+"""
+
+import hashlib
+import http.client
+import os
+import urllib.request
+from pathlib import Path
+
+from attnlab.data.pairs import Pairs
+from attnlab.data.text import nearest, read_lines
+from attnlab.errors import UserError
+
+URL = 'https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/'
+TIMEOUT = 30.0  # seconds without an answer
+SPLITS = {'train': 'train', 'valid': 'val', 'test_2016': 'test_2016_flickr', 'test_2017': 'test_2017_flickr'}
+SHA256 = {
+    'train.en.gz': 'd79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f',
+    'train.fr.gz': '622e75069e9f4c577425c4f277116ce66e63a2401c0a2312d90073cb12379a3c',
+    'val.en.gz': '14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28',
+    'val.fr.gz': 'ca3106f1a72390591d25f6c45cb4cd39dec4cd3f123e099748a3ce5256c160e9',
+    'test_2016_flickr.en.gz': '611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9',
+    'test_2016_flickr.fr.gz': '6d326e188d259fb1d04ac19eae3af956559b3a0b93d7635e56c90987c40c8b90',
+    'test_2017_flickr.en.gz': '76a444ee25172e72695cddb13ae4a3bda59430617be88e0bb46b60504f054074',
+    'test_2017_flickr.fr.gz': '3ba671ceb2299f3304ffafefea7a833d08632fbaf0ba18546f8a2ec2391af496',
+}
+_REMEDY = 'a folder that holds the files is taken by --config.data.folder=DIR, or as DIR/multi30k by ATTNLAB_DATA=DIR'
+
+
+def read_pair(path: str | Path, languages: tuple[str, str] = ('en', 'fr')) -> Pairs:
+    """Raw sentence pairs of the files `path`.en and `path`.fr, plain or .gz, or of one tab-separated file `path`.
+
+    Languages name the two suffixes, source first.  Nothing is dropped, blank sentences included.  Missing or empty
+    files, sides of unequal length and lines of other than two columns raise UserError.
+    """
+    path = Path(path)
+    if path.is_file():
+        source, target = _columns(path)
+    else:
+        first, second = (_side(path, language) for language in languages)
+        source, target = tuple(read_lines(first)), tuple(read_lines(second))
+        if len(source) != len(target):
+            raise UserError(f'{first} has {len(source)} lines, {second} has {len(target)}: expected equally many')
+    if not source:
+        raise UserError(f'{path}: no sentences')
+    return Pairs(source, target)
+
+
+def multi30k(split: str, folder: str | Path = '') -> Pairs:
+    """English-French pairs of train (29,000), valid (1,014), test_2016 or test_2017 (1,000 each).
+
+    Read from `folder` if given, else from $ATTNLAB_DATA/multi30k if set, whatever stands there; else from the cache
+    ($XDG_CACHE_HOME or ~/.cache, attnlab/multi30k), where a missing file is downloaded and its checksum compared.
+    """
+    if split not in SPLITS:
+        raise UserError(f'Multi30k has no split {split!r}: expected one of {", ".join(SPLITS)}')
+    if folder:
+        return read_pair(Path(folder) / SPLITS[split])
+    if os.environ.get('ATTNLAB_DATA'):
+        return read_pair(Path(os.environ['ATTNLAB_DATA']) / 'multi30k' / SPLITS[split])
+    cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'attnlab' / 'multi30k'
+    for language in ('en', 'fr'):
+        _download(cache / f'{SPLITS[split]}.{language}.gz')
+    return read_pair(cache / SPLITS[split])
+
+
+def _columns(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    rows = [line.split('\t') for line in read_lines(path)]
+    for number, row in enumerate(rows, 1):
+        if len(row) != 2:
+            raise UserError(f'{path}, line {number}: {len(row)} columns, expected 2 separated by one tab')
+    return tuple(row[0] for row in rows), tuple(row[1] for row in rows)
+
+
+def _side(path: Path, language: str) -> Path:
+    plain, zipped = Path(f'{path}.{language}'), Path(f'{path}.{language}.gz')
+    if not plain.is_file() and not zipped.is_file():
+        raise UserError(f'{plain}: no such file, nor with .gz{nearest(plain)}')
+    return plain if plain.is_file() else zipped
+
+
+def _download(path: Path) -> None:
+    """Fetches a file that is missing or damaged; what stands under its name is complete and checked at any time."""
+    if path.is_file() and _digest(path.read_bytes()) == SHA256[path.name]:
+        return
+    try:
+        with urllib.request.urlopen(URL + path.name, timeout=TIMEOUT) as answer:
+            data = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise UserError(f'{URL}{path.name}: cannot be downloaded ({error}); {_REMEDY}') from None
+    if _digest(data) != SHA256[path.name]:
+        raise UserError(f'{URL}{path.name}: sha256 is {_digest(data)}, expected {SHA256[path.name]}; {_REMEDY}')
+    part = path.with_name(f'{path.name}.{os.getpid()}.part')
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(data)
+        os.replace(part, path)
+    except OSError as error:
+        if part.exists():
+            part.unlink()
+        raise UserError(f'{path}: cannot be written ({error}); {_REMEDY}') from None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

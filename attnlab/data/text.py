@@ -1,0 +1,157 @@
+"""Lines of a file, one form of a text, its words and back.
+
+`normalise` brings a line of any typist to one form, in training and in use alike; `tokenise` cuts it into words, one
+string each, and `detokenise` undoes that exactly.  Words are separated by the space that their neighbours let one
+expect; a word whose spacing is not the expected one carries a mark in front: `␣` a space, `⁀` none.
+"""
+
+import difflib
+import gzip
+import logging
+import re
+import unicodedata
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from attnlab.errors import UserError
+
+JOIN, SPACE = '⁀', '␣'
+
+_INVISIBLE = re.compile(
+    '[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufdd0-\ufdef\ufeff]'
+)
+_LOOKALIKES = str.maketrans({
+    **dict.fromkeys('’‘ʼ′‛´＇', "'"),
+    **dict.fromkeys('“”„‟″＂', '"'),
+    **dict.fromkeys('‐‑‒–—―−', '-'),
+    '…': '...',
+})  # fmt: skip
+
+# A run of signs is punctuation where no word and no smiley goes on behind it: not 10:30, http://, :-).
+_ENTITY = r'&(?:amp|lt|gt|quot|apos|[#]\d+);'  # [#]: no comment in a verbose pattern
+_SIGNS = r'[?!;:]+(?=$|[\s"«»\'])|[?!;:]*[?!](?=[)\].,])'
+_SIGNS_FR = re.compile(rf'({_ENTITY})|(?<=[^\s("\[\'?!;:]) ?({_SIGNS})')
+_SIGNS_EN = re.compile(rf'(?<=\S) ({_SIGNS})')
+
+_CLITIC = r"'(?:s|re|ve|ll|d|m)(?![\w'])"
+_ELIDED = r"(?:[cdjlmnst]|(?:jus|lors|puis|quoi)?qu)'"
+_WORD = r'[\w\u0300-\u036f]+'
+_TOKEN = re.compile(
+    rf"""
+      (?!\w{_CLITIC}) {_ELIDED} (?=[\w"])         # l' | homme
+    | {_CLITIC}                                   # teacher | 's
+    | \d+ (?: [.,:/] \d+ )+ (?!\w)                # 10:30, 250,000
+    | (?: [^\W\d_] \. ){{2,}} | {_ENTITY}           # U.S., &amp;
+    | {_WORD} (?: (?!{_CLITIC}) ['&-] {_WORD} )*  # aujourd'hui, don't, t-shirt, A&M
+    | (\S) \1*                                    # ..., !!
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def read_lines(path: str | Path, limit: int = 100_000) -> list[str]:
+    """The lines of a UTF-8 file, plain or .gz, in any locale, without their ends and without a byte-order mark.
+
+    A line ends at LF or CRLF and nowhere else.  Lines of more than `limit` characters are cut, and counted in the log.
+    A missing file, a damaged one and a byte that is not UTF-8 raise UserError.
+    """
+    data = _read_bytes(Path(path)).removeprefix(b'\xef\xbb\xbf')
+    try:
+        text = data.decode('utf-8')
+    except UnicodeDecodeError as error:
+        line = data.count(b'\n', 0, error.start) + 1
+        raise UserError(f'{path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8') from None
+    lines = text.replace('\r\n', '\n').split('\n')
+    if not lines[-1]:
+        lines.pop()
+    long = sum(len(line) > limit for line in lines)
+    if long:
+        logging.getLogger(__name__).warning('%s: %d lines of more than %d characters were cut', path, long, limit)
+    return [line[:limit] for line in lines]
+
+
+def normalise(text: str, language: str) -> str:
+    """One form of a text, whoever typed it; normalising twice changes nothing.
+
+    NFC; one apostrophe, one double quote, one dash; every run of white space one plain space; invisible characters
+    removed.  Before ? ! ; : and » French ('fr') has one space and English ('en') none, and so behind «; signs that are
+    no punctuation (10:30, http://, smileys) and those behind a quote or an opening bracket stay.
+    """
+    text = _INVISIBLE.sub('', text)
+    text = ' '.join(unicodedata.normalize('NFC', text).translate(_LOOKALIKES).split())
+    match language:
+        case 'fr':
+            text = _SIGNS_FR.sub(lambda match: match[1] or f' {match[2]}', text)
+            text = re.sub('« ?', '« ', re.sub('(?<=.)(?<! )»', ' »', text)) if '«' in text or '»' in text else text
+        case 'en':
+            text = _SIGNS_EN.sub(r'\1', text)
+            text = text.replace('« ', '«').replace(' »', '»')
+        case _:
+            raise UserError(f"language {language!r}: expected 'en' or 'fr'")
+    return text.strip()
+
+
+def tokenise(text: str) -> list[str]:
+    """The words of a normalised text, in either language.
+
+    Punctuation stands alone; an elided word ends at its apostrophe (l' | homme, qu' | il), an English clitic starts at
+    it (teacher | 's, it | 's); aujourd'hui, quelqu'un, don't and t-shirt are one word.  Marks show unexpected spacing.
+    """
+    tokens, left, end, quoted = [], '', 0, False
+    for match in _TOKEN.finditer(text):
+        word = match[0]
+        joined = match.start() == end
+        if joined != _joins(left, word, quoted) or word[0] in (JOIN, SPACE):
+            tokens.append((JOIN if joined else SPACE) + word)
+        else:
+            tokens.append(word)
+        left, end, quoted = word, match.end(), quoted ^ (word == '"')
+    return tokens
+
+
+def detokenise(tokens: Iterable[str]) -> str:
+    """The text of `tokenise`'s words; of any other words, the text with the spacing one expects."""
+    parts, left, quoted = [], '', False
+    for token in tokens:
+        word = bare(token)
+        joined = token[0] == JOIN if word != token else _joins(left, word, quoted)
+        parts.append(word if joined else ' ' + word)
+        left, quoted = word, quoted ^ (word == '"')
+    return ''.join(parts)
+
+
+def bare(token: str) -> str:
+    """The word of a token, without its mark."""
+    return token[1:] if len(token) > 1 and token[0] in (JOIN, SPACE) else token
+
+
+def _joins(left: str, right: str, quoted: bool) -> bool:
+    """Whether two words are expected to stand without a space between them, inside or outside of double quotes."""
+    if not left or right in _CLOSING or left in _OPENING:
+        return True
+    if left == '"' or right == '"':
+        return quoted
+    return (right[0] == "'" and right != left) or (left[-1] == "'" and len(left) > 1)
+
+
+_CLOSING = frozenset(['.', ',', ';', ':', '?', '!', ')', ']', '}', '/', '...', '!!', '!!!', '??'])
+_OPENING = frozenset(['(', '[', '{', '/', '#', '$'])
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix == '.gz' else data
+    except FileNotFoundError:
+        raise UserError(f'{path}: no such file{nearest(path)}') from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f'{path}: cannot be read: {error}') from None
+
+
+def nearest(path: Path) -> str:
+    """`, did you mean ...?` with the most similar name in the folder of a missing file, or nothing."""
+    if not path.parent.is_dir():
+        return f', nor a folder {path.parent}'
+    names = difflib.get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), n=1, cutoff=0.5)
+    return f', did you mean {path.parent / names[0]}?' if names else ''

@@ -1,0 +1,193 @@
+"""From text to ids and back, by words or by sub-words (byte-pair encoding, Sennrich et al. 2016).
+
+Both kinds cut the words of `tokenise(normalise(text, language))`, so that no id spans two words, and both give the
+normalised text back; sub-words do so for any text (unseen characters become bytes), words where all are known.
+"""
+
+import functools
+import io
+import itertools
+import operator
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnlab.data.text import bare, detokenise, nearest, normalise, read_lines, tokenise
+from attnlab.errors import UserError
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+SPECIAL = ('<pad>', '<unk>', '<s>', '</s>')
+KINDS = {'words': '.txt', 'subwords': '.model'}
+
+# sentencepiece writes `▁` for the start of a word: one in the text goes in as a code point that normalised text lacks.
+_START, _LITERAL_START = '▁', '\ufdd0'
+_LANGUAGE_TAG = b'\xc2\x0c'  # key of field 200, of bytes: the first that a sentencepiece model leaves to others
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """`tokens[i]` is the token of id i, the first four SPECIAL; `model` is sentencepiece's file, empty for words.
+
+    An id outside of 0 to size - 1 raises ValueError, before an array's indexing could clamp it in silence.
+    """
+
+    kind: str
+    language: str
+    tokens: tuple[str, ...]
+    model: bytes = b''
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return len(self.tokens)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, which is normalised first; neither BOS nor EOS."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, lines: Iterable[str]) -> list[list[int]]:
+        """`encode` of each line."""
+        words = [tokenise(normalise(line, self.language)) for line in lines]
+        if self.kind == 'words':
+            return [[self._ids.get(word, UNK) for word in line] for line in words]
+        return self._processor.encode([_spell(line) for line in words], num_threads=1)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text up to EOS, without PAD and BOS; an unknown word reads `<unk>`."""
+        ids = [i for i in itertools.takewhile(lambda i: i != EOS, self._checked(ids)) if i not in (PAD, BOS)]
+        return detokenise(self._word(ids[start:stop]) for start, stop in self._spans(ids))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """One readable label an id; a sub-word that starts a word has `▁` in front, EOS is `</s>`."""
+        return [_label(self.tokens[i]) for i in self._checked(ids)]
+
+    def words(self, ids: Sequence[int]) -> list[tuple[str, int, int]]:
+        """The words of all ids, (label, start, stop): word w is ids[start:stop]; each special id is a word of its own.
+
+        The labels of an encoded text are the bare words of `tokenise`.
+        """
+        ids = self._checked(ids)
+        return [(bare(self._word(ids[start:stop])) or _START, start, stop) for start, stop in self._spans(ids)]
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {token: i for i, token in enumerate(self.tokens) if i >= len(SPECIAL)}
+
+    @functools.cached_property
+    def _processor(self) -> Any:
+        return _load_processor(self.model)
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        ids = [operator.index(i) for i in ids]
+        for i in ids:
+            if not 0 <= i < self.size:
+                raise ValueError(f'id {i} is outside of the vocabulary: expected 0 to {self.size - 1}')
+        return ids
+
+    def _spans(self, ids: list[int]) -> list[tuple[int, int]]:
+        def starts(position: int) -> bool:
+            around = ids[max(position - 1, 0) : position + 1]
+            return position == 0 or min(around) < len(SPECIAL) or self.tokens[ids[position]].startswith(_START)
+
+        whole = self.kind == 'words'
+        edges = [position for position in range(len(ids)) if whole or starts(position)] + [len(ids)]
+        return list(itertools.pairwise(edges))
+
+    def _word(self, ids: list[int]) -> str:
+        """The token that a span of ids spells, with its mark."""
+        if self.kind == 'words' or ids[0] < len(SPECIAL):
+            return self.tokens[ids[0]]
+        return self._processor.decode(ids).replace(_LITERAL_START, _START)
+
+
+def build(kind: str, lines: Iterable[str], size: int, language: str) -> Vocabulary:
+    """A vocabulary of at most `size` ids from the lines of a training split, the same on every machine.
+
+    Words: the most frequent, equally frequent ones in the order of their code points.  Sub-words: byte-pair encoding.
+    """
+    if kind not in KINDS:
+        raise UserError(f'vocabulary {kind!r}: expected one of {", ".join(KINDS)}')
+    if size <= len(SPECIAL):
+        raise UserError(f'vocabulary size {size}: expected at least {len(SPECIAL) + 1}')
+    words = [tokenise(normalise(line, language)) for line in lines]
+    if not any(words):
+        raise UserError('no text to build a vocabulary from')
+    if kind == 'words':
+        counts = Counter(word for line in words for word in line)
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        return Vocabulary(kind, language, SPECIAL + tuple(ranked[: size - len(SPECIAL)]))
+    return _subwords(_train(map(_spell, words), size), language)
+
+
+def save(vocabulary: Vocabulary, path: str | Path) -> Path:
+    """Writes `path`.txt (a line of kind and language, then one word a line) or `path`.model, and returns which."""
+    path = Path(f'{path}{KINDS[vocabulary.kind]}')
+    if vocabulary.kind == 'words':
+        lines = [f'words {vocabulary.language}', *vocabulary.tokens[len(SPECIAL) :]]
+        path.write_text(''.join(f'{line}\n' for line in lines), encoding='utf-8', newline='\n')
+    else:
+        language = vocabulary.language.encode()
+        path.write_bytes(vocabulary.model + _LANGUAGE_TAG + bytes([len(language)]) + language)
+    return path
+
+
+def load(path: str | Path) -> Vocabulary:
+    """What `save` wrote to `path` + .txt or .model; a missing or foreign file raises UserError."""
+    words, subwords = Path(f'{path}.txt'), Path(f'{path}.model')
+    if words.is_file():
+        header, *tokens = read_lines(words) or ['']
+        if not re.fullmatch('words [a-z]+', header):
+            raise UserError(f'{words}, line 1: {header[:60]!r} is not `words LANGUAGE`')
+        return Vocabulary('words', header.split()[1], SPECIAL + tuple(tokens))
+    if not subwords.is_file():
+        raise UserError(f'{path}: no such vocabulary, .txt or .model{nearest(subwords)}')
+    match = re.fullmatch(rb'(.+)\xc2\x0c.([a-z]+)', subwords.read_bytes(), re.DOTALL)
+    try:
+        if match:
+            return _subwords(match[1], match[2].decode())
+    except RuntimeError:  # sentencepiece cannot parse it
+        pass
+    raise UserError(f'{subwords}: not a vocabulary of attnlab')
+
+
+def _subwords(model: bytes, language: str) -> Vocabulary:
+    processor = _load_processor(model)
+    pieces = processor.id_to_piece(list(range(processor.get_piece_size())))
+    return Vocabulary('subwords', language, SPECIAL + tuple(pieces[len(SPECIAL) :]), model)
+
+
+def _load_processor(model: bytes) -> Any:
+    import sentencepiece
+
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
+
+
+def _spell(words: list[str]) -> str:
+    return ' '.join(words).replace(_START, _LITERAL_START)
+
+
+def _train(lines: Iterable[str], size: int) -> bytes:
+    import sentencepiece
+
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines), model_writer=model, model_type='bpe', vocab_size=size,
+            pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS, pad_piece=SPECIAL[PAD], unk_piece=SPECIAL[UNK],
+            bos_piece=SPECIAL[BOS], eos_piece=SPECIAL[EOS], normalization_rule_name='identity', byte_fallback=True,
+            character_coverage=1.0, hard_vocab_limit=False, split_by_unicode_script=False,
+            max_sentence_length=2**30, num_threads=1, minloglevel=2,
+        )  # fmt: skip
+    except RuntimeError as error:
+        required = re.search(r'required_chars\D*\d+\D+(\d+)', str(error))
+        reason = f'the characters and bytes of this text alone need {required[1]}' if required else str(error)
+        raise UserError(f'vocabulary size {size}: {reason}') from None
+    return model.getvalue()
+
+
+def _label(token: str) -> str:
+    start = _START if token.startswith(_START) and len(token) > 1 else ''
+    return start + bare(token[len(start) :])

@@ -1,0 +1,1 @@
+"""From next-token logits to sentences."""

@@ -1,0 +1,1 @@
+"""Arrays in, arrays out: attention, its implementations and masks.  No Flax here."""

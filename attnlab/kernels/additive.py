@@ -1,0 +1,64 @@
+"""Additive attention: the score is a one-hidden-layer network (Bahdanau, Cho and Bengio 2015, appendix A.1.2)."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+
+from attnlab.kernels import dense
+from attnlab.kernels.attention import check_call, give, window_sides
+from attnlab.kernels.masks import Visibility, as_array
+
+
+def additive_attention(
+    query: Float[Array, 'B T N H'],
+    key: Float[Array, 'B S K H'],
+    value: Float[Array, 'B S K Hv'],
+    score: Float[Array, 'N H'],
+    bias: Float[Array, '#B #N #T #S'] | None = None,
+    mask: Bool[Array, '#B #N #T #S'] | None = None,
+    *,
+    is_causal: bool = False,
+    query_seq_lengths: Int[Array, ' B'] | None = None,
+    key_value_seq_lengths: Int[Array, ' B'] | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    query_positions: Int[Array, '#B T'] | None = None,
+    key_positions: Int[Array, '#B S'] | None = None,
+    query_segment_ids: Int[Array, '#B T'] | None = None,
+    key_segment_ids: Int[Array, '#B S'] | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: PRNGKeyArray | UInt32[Array, '2'] | None = None,
+    return_residual: bool = False,
+    return_weights: bool = False,
+) -> Float[Array, 'B T N Hv'] | tuple[Array, ...]:
+    """softmax over i of score . tanh(query_t + key_i), times the values.
+
+    Args:
+      query: [B, T, N, H], the decoder's states after their projection W_a s.
+      key: [B, S, K, H], the source after its projection U_a h: computed once a sentence, by the caller.
+      value: [B, S, K, Hv], what is averaged: the source states h themselves.
+      score: [N, H], the vector v_a of each head.
+      Everything else as in `attnlab.dot_product_attention`, with the same rules.
+
+    Returns:
+      [B, T, N, Hv] in the query's dtype, with the residual and the weights behind it where asked for.
+
+    Raises:
+      ValueError: for shapes, dtypes and rates that do not fit, naming what came and what was expected.
+    """
+    rules = Visibility(
+        mask, query_seq_lengths, key_value_seq_lengths, query_positions, key_positions,
+        query_segment_ids, key_segment_ids, is_causal, window_sides(local_window_size),
+    )  # fmt: skip
+    check_call(query, key, value, bias, rules, dropout_rate, dropout_rng)
+    if score.shape != query.shape[2:]:
+        raise ValueError(f'score has shape {score.shape}; expected [N, H] = {query.shape[2:]}')
+    N = query.shape[2]
+    array = as_array(rules, query.shape[1], key.shape[1])
+    dtype, wide = query.dtype, jnp.promote_types(query.dtype, jnp.float32)
+    query, key, value, bad = dense.clean(query, key, value, array)
+    queries = query.astype(wide).swapaxes(1, 2)[:, :, :, None, :]
+    keys = jnp.repeat(key.astype(wide).swapaxes(1, 2), N // key.shape[2], axis=1)[:, :, None, :, :]
+    logits = jnp.sum(jnp.tanh(queries + keys) * score.astype(wide)[None, :, None, None, :], axis=-1)
+    attended = dense.attend(
+        logits, value, bias, array, bad, dtype, dropout_rate=dropout_rate, dropout_rng=dropout_rng
+    )
+    return give(attended, return_residual, return_weights)

@@ -1,0 +1,1 @@
+"""Flax modules over the kernels."""

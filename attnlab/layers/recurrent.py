@@ -1,0 +1,132 @@
+"""Recurrent cells and their run over a padded sequence."""
+
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+State = Any
+"""What a cell carries: [B, D] for a GRU, (cell, output), both [B, D], for an LSTM."""
+
+Kind = Literal['gru', 'lstm']
+
+
+class GRUCell(nn.Module):
+    """Gated recurrent unit (Cho et al. 2014), with the reset gate behind the product as in cuDNN, PyTorch and Flax.
+
+    Two matrix products a step, [*, 3D] each, where `flax.linen.GRUCell` has six: gates in the order r, z, n.
+    """
+
+    features: int
+
+    @nn.compact
+    def __call__(self, state: Float[Array, 'B D'], inputs: Float[Array, 'B I']) -> Float[Array, 'B D']:
+        """One step: the state before it [B, D] and its input [B, I] give the state after it [B, D]."""
+        from_input = nn.Dense(3 * self.features, name='input')(inputs)
+        from_state = nn.Dense(3 * self.features, name='hidden', kernel_init=blocks_of_orthogonal(3))(state)
+        (xr, xz, xn), (hr, hz, hn) = jnp.split(from_input, 3, axis=-1), jnp.split(from_state, 3, axis=-1)
+        r, z = nn.sigmoid(xr + hr), nn.sigmoid(xz + hz)
+        n = jnp.tanh(xn + r * hn)
+        return n + z * (state - n)
+
+
+def blocks_of_orthogonal(count: int) -> nn.initializers.Initializer:
+    """`count` orthogonal [D, D] matrices side by side, one a gate."""
+
+    def init(key, shape, dtype=jnp.float32):
+        one = nn.initializers.orthogonal()
+        width = shape[1] // count
+        return jnp.concatenate([one(k, (shape[0], width), dtype) for k in jax.random.split(key, count)], axis=1)
+
+    return init
+
+
+class Cell(nn.Module):
+    """A GRU or an LSTM cell behind one signature: (state, inputs) -> state."""
+
+    kind: Kind
+    features: int
+
+    @nn.compact
+    def __call__(self, state: State, inputs: Float[Array, 'B I']) -> State:
+        match self.kind:
+            case 'gru':
+                return GRUCell(self.features, name='gru')(state, inputs)
+            case 'lstm':
+                return nn.OptimizedLSTMCell(self.features, name='lstm')(state, inputs)[0]
+            case _:
+                raise ValueError(f"cell is {self.kind!r}; expected 'gru' or 'lstm'")
+
+
+def output_of(state: State) -> Float[Array, 'B D']:
+    """What the rest of the network sees of a state."""
+    return state[1] if isinstance(state, tuple) else state
+
+
+def state_from(kind: Kind, output: Float[Array, 'B D']) -> State:
+    """A state that shows `output`; the memory cell of an LSTM starts there too."""
+    return (output, output) if kind == 'lstm' else output
+
+
+class Recurrent(nn.Module):
+    """One direction of one layer over a padded sequence.
+
+    Padding holds the state still: what stands there changes nothing, the state after the last step is the one after
+    the last real token, and a reverse run, which meets the padding first, starts at the last real token.
+    """
+
+    kind: Kind
+    features: int
+    reverse: bool = False
+
+    @nn.compact
+    def __call__(
+        self, inputs: Float[Array, 'B S I'], mask: Bool[Array, 'B S']
+    ) -> tuple[Float[Array, 'B S D'], Float[Array, 'B D']]:
+        """inputs [B, S, I], mask [B, S] True on tokens: the outputs [B, S, D] and the last one [B, D]."""
+
+        def step(cell, state, x):
+            inputs, mask = x
+            after = cell(state, inputs)
+            state = jax.tree.map(lambda new, old: jnp.where(mask[:, None], new, old), after, state)
+            return state, output_of(state)
+
+        scan = nn.scan(
+            step, variable_broadcast='params', split_rngs={'params': False},
+            in_axes=1, out_axes=1, reverse=self.reverse,
+        )  # fmt: skip
+        zeros = state_from(self.kind, jnp.zeros((inputs.shape[0], self.features), inputs.dtype))
+        last, outputs = scan(Cell(self.kind, self.features, name='cell'), zeros, (inputs, mask))
+        return outputs, output_of(last)
+
+
+class Encoder(nn.Module):
+    """Layers of recurrence, one- or two-directional (two: outputs side by side, [B, S, 2D]).
+
+    `reverse` reads from the last token to the first (Sutskever et al. 2014, section 3.3); the outputs stay in the
+    order of the inputs, so whatever attends to them needs no turning round.
+    """
+
+    kind: Kind
+    features: int
+    layers: int
+    bidirectional: bool
+    reverse: bool
+    dropout: float
+
+    @nn.compact
+    def __call__(
+        self, inputs: Float[Array, 'B S I'], mask: Bool[Array, 'B S'], deterministic: bool
+    ) -> tuple[Float[Array, 'B S C'], Float[Array, 'B C']]:
+        """inputs [B, S, I], mask [B, S]: the states [B, S, C] and the last of each direction [B, C]; C is D or 2D."""
+        x, last = inputs, inputs[:, 0]
+        for layer in range(self.layers):
+            if layer:
+                x = nn.Dropout(self.dropout)(x, deterministic=deterministic)
+            directions = (self.reverse, not self.reverse) if self.bidirectional else (self.reverse,)
+            names = {False: f'forward_{layer}', True: f'backward_{layer}'}
+            runs = [Recurrent(self.kind, self.features, reverse, name=names[reverse])(x, mask) for reverse in directions]
+            x, last = (jnp.concatenate(both, axis=-1) for both in zip(*runs, strict=True))
+        return x, last

@@ -1,0 +1,131 @@
+"""Sequence to sequence with recurrence: a fixed context, or attention over the source."""
+
+from typing import Literal, NamedTuple
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attnlab.kernels.masks import length_mask
+from attnlab.layers.attention import SourceAttention
+from attnlab.layers.recurrent import Cell, Encoder, Kind, State, output_of, state_from
+
+
+class Source(NamedTuple):
+    """What the decoder knows of a batch of source sentences.
+
+    memory: [B, S, C] the encoder's states, or [B, C] its last one where the context is fixed.
+    keys: [B, S, H] their part of the attention score; None where the context is fixed.  lengths: [B].
+    """
+
+    memory: Float[Array, 'B S C'] | Float[Array, 'B C']
+    keys: Float[Array, 'B S H'] | None
+    lengths: Int[Array, ' B']
+
+
+class DecoderStep(nn.Module):
+    """c_t from s_{t-1}, then s_t = g(y_{t-1}, s_{t-1}, c_t); without attention c_t is the same at every step."""
+
+    cell: Kind
+    features: int
+    attention: Literal['additive', 'dot', 'none']
+
+    def setup(self) -> None:
+        self.recurrence = Cell(self.cell, self.features)
+        if self.attention != 'none':
+            self.attend = SourceAttention(self.attention, self.features)
+
+    def prepare(
+        self, states: Float[Array, 'B S C'], last: Float[Array, 'B C'], lengths: Int[Array, ' B']
+    ) -> Source:
+        """What of the source is computed once a sentence."""
+        if self.attention == 'none':
+            return Source(last, None, lengths)
+        return Source(states, self.attend.keys(states), lengths)
+
+    def __call__(
+        self, state: State, source: Source, previous: Float[Array, 'B E']
+    ) -> tuple[State, tuple[Float[Array, 'B D'], Float[Array, 'B C'], Float[Array, 'B S']]]:
+        """State and embedded previous token [B, E]: the next state, and what is read off it: s_t, c_t, weights."""
+        if self.attention == 'none':
+            context, weights = source.memory, jnp.zeros((previous.shape[0], 0), previous.dtype)
+        else:
+            context, weights = self.attend(output_of(state), source.keys, source.memory, source.lengths)
+        state = self.recurrence(state, jnp.concatenate([previous, context], axis=-1))
+        return state, (output_of(state), context, weights)
+
+
+class RecurrentSeq2Seq(nn.Module):
+    """Encoder-decoder of Cho et al. 2014 (`attention='none'`) and Bahdanau et al. 2015.
+
+    Token 0 is padding everywhere.  A source is [tokens, EOS], a decoder input [BOS, tokens].
+    """
+
+    source_vocabulary: int
+    target_vocabulary: int
+    cell: Kind
+    embedding: int
+    hidden: int
+    encoder_layers: int
+    bidirectional: bool
+    reverse_source: bool
+    attention: Literal['additive', 'dot', 'none']
+    dropout: float
+
+    def setup(self) -> None:
+        init = nn.initializers.normal(self.embedding**-0.5)
+        self.embed_source = nn.Embed(self.source_vocabulary, self.embedding, embedding_init=init)
+        self.embed_target = nn.Embed(self.target_vocabulary, self.embedding, embedding_init=init)
+        self.encoder = Encoder(
+            self.cell, self.hidden, self.encoder_layers, self.bidirectional, self.reverse_source, self.dropout
+        )
+        self.start = nn.Dense(self.hidden)
+        self.step = DecoderStep(self.cell, self.hidden, self.attention)
+        self.read = nn.Dense(self.embedding)
+        self.bias = self.param('bias', nn.initializers.zeros, (self.target_vocabulary,))
+        self.drop = nn.Dropout(self.dropout)
+
+    def encode(self, source: Int[Array, 'B S'], deterministic: bool = True) -> tuple[State, Source]:
+        """Source tokens [B, S]: the decoder's first state, and what it attends to."""
+        lengths = jnp.sum(source != 0, axis=1)
+        embedded = self.drop(self.embed_source(source), deterministic=deterministic)
+        states, last = self.encoder(embedded, length_mask(lengths, source.shape[1]), deterministic)
+        states, last = (self.drop(x, deterministic=deterministic) for x in (states, last))
+        return state_from(self.cell, jnp.tanh(self.start(last))), self.step.prepare(states, last, lengths)
+
+    def logits(
+        self,
+        state: Float[Array, '*B D'],
+        context: Float[Array, '*B C'],
+        previous: Float[Array, '*B E'],
+        deterministic: bool,
+    ) -> Float[Array, '*B V']:
+        """From s_t, c_t and y_{t-1} through one tanh layer to the vocabulary; the output matrix is the embedding."""
+        read = jnp.tanh(self.read(jnp.concatenate([state, context, previous], axis=-1)))
+        # One product over flat rows: with the batch and time axes apart the CPU takes twice the time.
+        rows = self.drop(read, deterministic=deterministic).reshape(-1, self.embedding)
+        return (self.embed_target.attend(rows) + self.bias[None]).reshape(*read.shape[:-1], -1)
+
+    def decode(
+        self, state: State, source: Source, tokens: Int[Array, ' B']
+    ) -> tuple[State, Float[Array, 'B V'], Float[Array, 'B S']]:
+        """One step of use: the previous tokens [B] give the next state, logits [B, V] and attention [B, S]."""
+        previous = self.embed_target(tokens)
+        state, (output, context, weights) = self.step(state, source, previous)
+        return state, self.logits(output, context, previous, True), weights
+
+    def __call__(
+        self, source: Int[Array, 'B S'], inputs: Int[Array, 'B T'], deterministic: bool = True
+    ) -> tuple[Float[Array, 'B T V'], Float[Array, 'B T S']]:
+        """Teacher forcing: source [B, S] and decoder inputs [B, T] give logits [B, T, V] and attention [B, T, S].
+
+        Row t of the attention is read while token t of the output is made; S is 0 where the context is fixed.
+        """
+        state, memory = self.encode(source, deterministic)
+        previous = self.drop(self.embed_target(inputs), deterministic=deterministic)
+        scan = nn.scan(
+            lambda step, state, previous: step(state, memory, previous),
+            variable_broadcast='params', split_rngs={'params': False}, in_axes=1, out_axes=1,
+        )  # fmt: skip
+        _, (states, contexts, weights) = scan(self.step, state, previous)
+        return self.logits(states, contexts, previous, deterministic), weights

@@ -1,0 +1,1 @@
+"""Pictures and pages of a run, made from what lies in its directory alone."""

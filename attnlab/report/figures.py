@@ -1,0 +1,110 @@
+"""Figures of a run: loss and BLEU over the steps, BLEU by the length of the source."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnlab.report.heatmap import FONT, GRID, INK, QUIET
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ('#1f5a92', '#c8693a', '#4f8a5b', '#7d5fa3', '#8a6d1d', '#4b8f9c')
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG of at most 256 colours (a third of the bytes), cut to what is drawn."""
+    from PIL import Image
+
+    drawn, file = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format='png', dpi=200, bbox_inches='tight', pad_inches=0.12)
+    with Image.open(drawn) as picture:
+        picture.convert('RGB').quantize(256, dither=Image.Dither.NONE).save(file, 'png', compress_level=9)
+    return file.getvalue()
+
+
+def curves(runs: Mapping[str, Sequence[Mapping]]) -> Figure:
+    """Loss (training faint, validation strong) and validation BLEU against the step, one colour a run.
+
+    runs: name -> records of metrics.jsonl, each {'step': int, 'split': 'train' | 'valid' | ..., 'loss': float, ...}.
+    The panel of BLEU is left out where no record has one.
+    """
+    from matplotlib.figure import Figure
+
+    lines = [(name, colour, split, key, points)
+             for (name, records), colour in zip(runs.items(), _colours(len(runs)), strict=True)
+             for split, key in (('train', 'loss'), ('valid', 'loss'), ('valid', 'bleu'))
+             if len(points := _points(records, split, key))]
+    panels = [key for key in ('loss', 'bleu') if any(line[3] == key for line in lines)] or ['loss']
+    figure = Figure(figsize=(3.9 * len(panels), 2.7), facecolor='white', layout='constrained')
+    for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+        _calm(axes, {'loss': 'loss per token', 'bleu': 'validation BLEU'}[panel])
+        axes.set_xlabel('step', fontsize=8, color=QUIET, fontfamily=FONT)
+        for name, colour, split, key, points in lines:
+            if key == panel:
+                label = (f'{name}, ' if len(runs) > 1 else '') + {'train': 'training', 'valid': 'validation'}[split]
+                faint = {'alpha': 0.45, 'linewidth': 1} if split == 'train' else {'marker': 'o', 'markersize': 2.5}
+                axes.plot(*points.T, color=colour, label=label, **faint)
+        axes.set_ylim(bottom=0)
+        if panel == 'loss' and lines:
+            _legend(axes)
+    return figure
+
+
+def by_length(runs: Mapping[str, Sequence[Mapping]]) -> Figure:
+    """BLEU by the number of source words, a group of bars a bin, one colour a run, the sentences counted below.
+
+    runs: name -> bins, each {'from': int, 'to': int | None, 'sentences': int, 'bleu': float | None}.
+    """
+    from matplotlib.figure import Figure
+
+    bins = {(b['from'], b['to']): b['sentences'] for rows in runs.values() for b in rows}
+    edges = sorted(bins, key=lambda edge: edge[0])
+    figure = Figure(figsize=(max(3.2, 1.4 + len(edges) * max(0.75, 0.42 * len(runs))), 2.7), facecolor='white',
+                    layout='constrained')
+    axes = figure.subplots()
+    _calm(axes, 'BLEU')
+    axes.grid(visible=False, axis='x')
+    wide = min(0.5, 0.76 / max(1, len(runs)))
+    for index, ((name, rows), colour) in enumerate(zip(runs.items(), _colours(len(runs)), strict=True)):
+        scored = [b for b in rows if b['bleu'] is not None]
+        places = [edges.index((b['from'], b['to'])) + (index - (len(runs) - 1) / 2) * wide for b in scored]
+        bars = axes.bar(places, [b['bleu'] for b in scored], 0.92 * wide, color=colour, label=name)
+        axes.bar_label(bars, fmt='%.0f', fontsize=7, color=INK, padding=1.5, fontfamily=FONT)
+    axes.set_xticks(range(len(edges)), [f'{first}+' if last is None else f'{first}–{last}' for first, last in edges])
+    for place, edge in enumerate(edges):
+        axes.annotate(f'n = {bins[edge]:,}', (place, 0), xytext=(0, -17), textcoords='offset points', ha='center',
+                      va='top', fontsize=7, color=QUIET, fontfamily=FONT, xycoords=('data', 'axes fraction'))
+    axes.set_xlabel('source words', fontsize=8, color=QUIET, fontfamily=FONT, labelpad=14)
+    axes.margins(y=0.15)
+    if len(runs) > 1:
+        _legend(axes, loc='lower right', bbox_to_anchor=(1, 1), ncols=len(runs))
+    return figure
+
+
+def _points(records: Sequence[Mapping], split: str, key: str) -> np.ndarray:
+    """[n, 2] of (step, value); a resumed run may write a step twice: the last counts."""
+    found = {r['step']: r[key] for r in records if r.get('split') == split and r.get(key) is not None}
+    return np.array(sorted(found.items()), float)
+
+
+def _colours(count: int) -> list[str]:
+    return [COLOURS[index % len(COLOURS)] for index in range(count)]
+
+
+def _calm(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc='left', fontsize=9, color=INK, fontfamily=FONT)
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8, labelcolor=QUIET, length=0, labelfontfamily=FONT)
+    for side, spine in axes.spines.items():
+        spine.set(visible=side == 'bottom', color=QUIET, linewidth=0.6)
+
+
+def _legend(axes: Axes, **place) -> None:
+    axes.legend(frameon=False, labelcolor=INK, prop={'family': FONT, 'size': 7.5}, **place)

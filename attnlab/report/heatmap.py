@@ -1,0 +1,186 @@
+"""An alignment to look at: as a picture, in a terminal, and as an array file.
+
+T produced tokens stand down the left (rows), S source tokens along the top (columns); cell (t, s) is the weight
+that token t gave to source token s.  Bahdanau, Cho and Bengio 2015, section 5.2.1 and figure 3.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from attnlab.data.alignments import Links
+
+FONT = 'DejaVu Sans'  # comes with matplotlib: the same picture everywhere, accents and ligatures included
+INK, QUIET, GRID, GOLD = '#1f2430', '#6b7280', '#e3e6ea', '#d9480f'
+LONGEST_LABEL = 40
+SHADES = ((0.05, '·'), (0.25, '░'), (0.5, '▒'), (0.75, '▓'), (np.inf, '█'))  # (below, character)
+
+
+def draw(path: str | Path, weights, rows: Sequence[str], columns: Sequence[str], title: str = '',
+         gold: Links | None = None) -> None:
+    """Writes `figure` of the same arguments as a PNG."""
+    from attnlab.report.figures import png
+
+    Path(path).write_bytes(png(figure(weights, rows, columns, title, gold)))
+
+
+def figure(weights, rows: Sequence[str], columns: Sequence[str], title: str = '', gold: Links | None = None) -> Figure:
+    """The alignment as a matplotlib figure: white 0, black 1, never rescaled.
+
+    weights [T, S] float; rows: T produced tokens; columns: S source tokens, both with the end of sentence where the
+    weights have it.  gold: links (source index, target index) outlined, sure ones solid, possible ones dashed.
+    Labels lie outside the figure's own size: save it with `bbox_inches='tight'`, as `figures.png` does.
+    Raises ValueError where the sizes disagree, a weight is not finite, or a link lies outside.
+    """
+    from matplotlib.figure import Figure
+
+    weights = _checked(weights, rows, columns)
+    steps, length = weights.shape
+    cell = float(np.clip(9 / max(steps, length), 0.2, 0.4))  # inches
+    size = min(72 * cell * 0.48, 10.5)  # points; below the distance of neighbouring slanted labels
+    picture = Figure(figsize=(length * cell, steps * cell), facecolor='white')
+    axes = picture.add_axes((0, 0, 1, 1))
+    image = axes.imshow(weights, cmap='Greys', vmin=0, vmax=1, aspect='auto', interpolation='nearest')
+    _label_axes(axes, rows, columns, size)
+    if title:
+        wrapped = textwrap.fill(title, max(36, int(12 * length * cell)))
+        axes.set_title(wrapped, loc='left', fontsize=11, color=INK, fontfamily=FONT, pad=12, parse_math=False)
+    bar = picture.add_axes((1 + 0.15 / (length * cell), 0, 0.09 / (length * cell), min(1, 1.2 / (steps * cell))))
+    picture.colorbar(image, cax=bar, ticks=[0, 0.5, 1] if steps * cell > 0.6 else [0, 1])
+    bar.tick_params(labelsize=7, labelcolor=QUIET, color=QUIET, length=2, width=0.5, labelfontfamily=FONT)
+    for spine in (*axes.spines.values(), *bar.spines.values()):
+        spine.set(color=QUIET, linewidth=0.5)
+    if gold is not None:
+        _outline(axes, gold, steps, length, cell)
+    return picture
+
+
+def _checked(weights, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
+    weights = np.asarray(weights, np.float32)
+    if weights.shape != (len(rows), len(columns)) or not weights.size:
+        raise ValueError(f'weights have shape {weights.shape}, labels ask for ({len(rows)}, {len(columns)}): '
+                         'rows are produced tokens, columns are source tokens, and neither may be empty')
+    if not np.isfinite(weights).all():
+        raise ValueError('weights hold a number that is not finite')
+    return weights
+
+
+def _label_axes(axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float) -> None:
+    style = {'fontsize': size, 'fontfamily': FONT, 'color': INK, 'parse_math': False}
+    axes.xaxis.tick_top()
+    axes.set_xticks(range(len(columns)), [_crop(_printable(label), LONGEST_LABEL) for label in columns],
+                    rotation=60, ha='left', va='bottom', rotation_mode='anchor', **style)
+    axes.set_yticks(range(len(rows)), [_crop(_printable(label), LONGEST_LABEL) for label in rows], **style)
+    axes.tick_params(length=0, pad=4)
+    axes.set_xticks(np.arange(0.5, len(columns) - 1), minor=True)
+    axes.set_yticks(np.arange(0.5, len(rows) - 1), minor=True)
+    axes.tick_params(which='minor', length=0)
+    axes.grid(which='minor', color=GRID, linewidth=0.5)
+
+
+def _outline(axes: Axes, gold: Links, steps: int, length: int, cell: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    def box(link: tuple[int, int], style) -> Rectangle:
+        source, target = link
+        if not (0 <= source < length and 0 <= target < steps):
+            raise ValueError(f'gold link (source {source}, target {target}) lies outside {length} source '
+                             f'and {steps} target tokens')
+        return Rectangle((source - 0.42, target - 0.42), 0.84, 0.84, fill=False, edgecolor=GOLD, linestyle=style,
+                         linewidth=4 * cell)
+
+    kinds = [('gold, sure', sorted(gold.sure), 'solid'),
+             ('gold, possible', sorted(gold.possible - gold.sure), (0, (2, 1.2)))]
+    handles = []
+    for name, links, style in kinds:
+        for link in links:
+            axes.add_patch(box(link, style))
+        if links:
+            handles.append(Rectangle((0, 0), 1, 1, fill=False, edgecolor=GOLD, linestyle=style, label=name))
+    if handles:
+        axes.legend(handles=handles, loc='upper left', bbox_to_anchor=(0, 0), ncols=2, frameon=False,
+                    borderaxespad=0.4, borderpad=0, handlelength=0.9, handleheight=0.9, labelcolor=QUIET,
+                    prop={'family': FONT, 'size': 7.5})
+
+
+def save(path: str | Path, weights, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Writes weights (float32 [T, S]), rows and columns (unicode arrays) to a .npz file; ValueError as in `figure`."""
+    weights = _checked(weights, rows, columns)
+    with open(path, 'wb') as file:  # an open file keeps numpy from adding a suffix
+        np.savez_compressed(file, weights=weights, rows=np.array(rows, str), columns=np.array(columns, str))
+
+
+def load(path: str | Path) -> tuple[np.ndarray, list[str], list[str]]:
+    """Reads (weights, rows, columns) as `save` wrote them; nothing pickled is ever read."""
+    with np.load(path, allow_pickle=False) as file:
+        return file['weights'], file['rows'].tolist(), file['columns'].tolist()
+
+
+def text(weights, rows: Sequence[str], columns: Sequence[str], width: int = 80, colour: bool = False) -> str:
+    """The alignment for a terminal of `width` columns; more source tokens than fit are continued below.
+
+    Each source token stands at the top of its column, on a line of its own.  colour: shades as 24-bit backgrounds,
+    else five block characters, explained in the last line.  ValueError as in `figure`.
+    """
+    weights = _checked(weights, rows, columns)
+    longest = max(8, width // 3)
+    rows = [_crop(_printable(label), longest) for label in rows]
+    columns = [_crop(_printable(label), longest) for label in columns]
+    left = max(map(_width, rows)) + 1
+    room = width - left - 2 - max(map(_width, columns))  # for the stems before the last label
+    cell = 2 if 2 * (len(columns) - 1) <= room else 1
+    fit = max(1, room // cell + 1)
+    panels = [_panel(weights[:, start:start + fit], rows, columns[start:start + fit], left, cell, colour)
+              for start in range(0, len(columns), fit)]
+    return '\n\n'.join([*panels, _key(left, colour)])
+
+
+def _panel(weights: np.ndarray, rows: Sequence[str], columns: Sequence[str], left: int, cell: int, colour: bool) -> str:
+    stem = '│'.ljust(cell)
+    head = [' ' * left + stem * index + '╭ ' + label for index, label in enumerate(columns)]
+    body = [label + ' ' * (left - _width(label)) + ''.join(_shade(weight, cell, colour) for weight in row)
+            for label, row in zip(rows, weights, strict=True)]
+    return '\n'.join(line.rstrip() for line in head + body)
+
+
+def _shade(weight: float, cell: int, colour: bool) -> str:
+    if colour:
+        dark, light = np.array((28, 30, 38)), np.array((255, 246, 220))
+        red, green, blue = (dark + np.clip(weight, 0, 1) * (light - dark)).astype(int)
+        return f'\x1b[48;2;{red};{green};{blue}m{" " * cell}\x1b[0m'
+    shade = next(character for below, character in SHADES if weight < below)
+    return shade.ljust(cell) if shade == '·' else shade * cell
+
+
+def _key(left: int, colour: bool) -> str:
+    if colour:
+        return ' ' * left + '0 ' + ''.join(_shade(weight, 1, True) for weight in np.linspace(0, 1, 16)) + ' 1'
+    *shades, (_, last) = SHADES
+    return ' ' * left + '  '.join([*(f'{shade} <{below:g}' for below, shade in shades), f'{last} more'])
+
+
+def _printable(label: str) -> str:
+    return ''.join(c if c.isprintable() else ' ' for c in unicodedata.normalize('NFC', label))
+
+
+def _width(label: str) -> int:
+    """Terminal columns: none for a combining mark, two for an East Asian wide character."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in 'WF' else 1 for c in label)
+
+
+def _crop(label: str, width: int) -> str:
+    if _width(label) <= width:
+        return label
+    while _width(label) > width - 1:
+        label = label[:-1]
+    return label + '…'

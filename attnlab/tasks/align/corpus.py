@@ -1,0 +1,83 @@
+"""The sentence pairs of an experiment, as text and as ids."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attnlab.data import grammar, parallel, vocabulary
+from attnlab.data.batches import check_ids
+from attnlab.data.pairs import Pairs
+from attnlab.data.vocabulary import EOS, Vocabulary
+from attnlab.errors import UserError
+
+LANGUAGES = ('en', 'fr')
+
+
+class Encoded(NamedTuple):
+    """A split as ids: each sentence ends in EOS."""
+
+    source: list[list[int]]
+    target: list[list[int]]
+
+
+def splits(data: Any) -> tuple[str, ...]:
+    """The names of a corpus' splits, the training split first."""
+    match data.name:
+        case 'grammar':
+            return grammar.SPLITS
+        case 'multi30k':
+            return ('train', 'valid', 'test', 'test_2017')
+        case 'files':
+            return ('train', 'valid', 'test')
+        case name:
+            raise UserError(f"data.name is {name!r}; expected 'grammar', 'multi30k' or 'files'")
+
+
+def languages(data: Any) -> tuple[str, str]:
+    """(source, target)."""
+    return tuple(data.languages) if data.name == 'files' else LANGUAGES
+
+
+def read(data: Any, split: str, seed: int) -> Pairs:
+    """The sentence pairs of a split."""
+    if split not in splits(data):
+        raise UserError(f'split is {split!r}; expected one of {", ".join(splits(data))}')
+    match data.name:
+        case 'grammar':
+            return grammar.pairs(split, data.train_examples if split == 'train' else data.test_examples, seed)
+        case 'multi30k':
+            return parallel.multi30k('test_2016' if split == 'test' else split, data.folder)
+        case _:
+            return parallel.read_pair(data[split], languages(data))
+
+
+def vocabularies(data: Any, workdir: Path, train: Pairs | None) -> tuple[Vocabulary, Vocabulary]:
+    """Those that lie in a run's directory; built from the training split and saved there if there are none."""
+    both = []
+    for side, language in zip(('source', 'target'), languages(data), strict=True):
+        path = Path(workdir) / 'vocabulary' / side
+        if not any(path.parent.glob(f'{side}.*')):
+            assert train is not None
+            lines = train.source if side == 'source' else train.target
+            path.parent.mkdir(parents=True, exist_ok=True)
+            vocabulary.save(vocabulary.build(data.vocabulary, lines, data.vocabulary_size, language), path)
+        both.append(vocabulary.load(path))
+    return both[0], both[1]
+
+
+def encode(lines: Sequence[str], vocabulary: Vocabulary, limit: int | None = None) -> list[list[int]]:
+    """Ids with EOS.  Sentences longer than `limit` ids with their EOS are cut before it, and counted in the log."""
+    encoded = [[*ids, EOS] for ids in vocabulary.encode_all(lines)]
+    check_ids(encoded, vocabulary.size)
+    if limit is None:
+        return encoded
+    long = sum(len(ids) > limit for ids in encoded)
+    if long:
+        logging.warning('%d of %d %s sentences are cut to %d tokens', long, len(encoded), vocabulary.language, limit)
+    return [ids if len(ids) <= limit else [*ids[: limit - 1], EOS] for ids in encoded]
+
+
+def encode_pairs(pairs: Pairs, vocabularies: tuple[Vocabulary, Vocabulary], limit: int | None = None) -> Encoded:
+    """Both sides of a split."""
+    return Encoded(encode(pairs.source, vocabularies[0], limit), encode(pairs.target, vocabularies[1], limit))

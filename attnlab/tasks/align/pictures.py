@@ -1,0 +1,114 @@
+"""What one looks at: heat maps of a run's own translations, on paper and on the screen."""
+
+import hashlib
+import json
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnlab.data.pairs import Pairs
+from attnlab.data.text import normalise
+from attnlab.data.vocabulary import Vocabulary
+from attnlab.report import heatmap
+from attnlab.tasks.align.alignment import join, links, reversals
+from attnlab.tasks.align.translator import Translation
+
+SAMPLES = 10
+
+
+def labelled(
+    source: Sequence[int], translation: Translation, vocabularies: tuple[Vocabulary, Vocabulary], joined: bool
+) -> tuple[np.ndarray, list[str], list[str]]:
+    """(weights, rows, columns) of one translation: rows are the produced tokens, columns those of the source.
+
+    joined: words instead of sub-words, by the sum over a source word and the mean over a produced one.
+    """
+    if not joined:
+        return translation.weights, vocabularies[1].pieces(translation.target), vocabularies[0].pieces(source)
+    rows, columns = vocabularies[1].words(translation.target), vocabularies[0].words(source)
+    return join(translation.weights, rows, columns), [row[0] for row in rows], [column[0] for column in columns]
+
+
+def write_samples(
+    workdir: Path,
+    split: str,
+    pairs: Pairs,
+    outputs: Sequence[str],
+    source: Sequence[Sequence[int]],
+    translations: Sequence[Translation],
+    vocabularies: tuple[Vocabulary, Vocabulary],
+) -> None:
+    """`samples/SPLIT.json` for the page: the translations that turn the most neighbours round, in the split's order.
+
+    Without attention there is nothing to turn, and these are the first ones.
+    """
+    attends = [t.weights.size > 0 and len(t.target) > 1 for t in translations]
+
+    def turned(i: int) -> int:
+        if not attends[i]:
+            return 0
+        spans = vocabularies[1].words(translations[i].target), vocabularies[0].words(source[i])
+        return reversals(links(translations[i].weights, *spans, shift=0))
+
+    chosen = sorted(sorted(range(len(outputs)), key=lambda i: (-turned(i), i))[:SAMPLES])
+    samples = [_sample(i, pairs, outputs[i], source[i], translations[i], vocabularies, attends[i]) for i in chosen]
+    folder = Path(workdir) / 'samples'
+    folder.mkdir(exist_ok=True)
+    (folder / f'{split}.json').write_text(json.dumps(samples, ensure_ascii=False) + '\n', encoding='utf-8')
+
+
+def _sample(
+    i: int,
+    pairs: Pairs,
+    output: str,
+    source: Sequence[int],
+    translation: Translation,
+    vocabularies: tuple[Vocabulary, Vocabulary],
+    attends: bool,
+) -> dict[str, Any]:
+    sample = {'source': pairs.source[i], 'reference': pairs.target[i], 'output': output, 'gold': None}
+    if not attends:
+        return sample | {'rows': [], 'columns': [], 'weights': None}
+    weights, rows, columns = labelled(source, translation, vocabularies, joined=True)
+    # Gold links speak of the reference's words: they fit the picture where the output is the reference.
+    if pairs.links is not None and output == normalise(pairs.target[i], vocabularies[1].language):
+        gold = pairs.links[i]
+        sample['gold'] = {'sure': sorted(gold.sure), 'possible': sorted(gold.possible)}
+    return sample | {'rows': rows, 'columns': columns, 'weights': weights.round(4).tolist()}
+
+
+def show(
+    workdir: Path,
+    sentence: str,
+    output: str,
+    source: Sequence[int],
+    translation: Translation,
+    vocabularies: tuple[Vocabulary, Vocabulary],
+    joined: bool,
+) -> None:
+    """Prints a translation; on a terminal, or in a file and an array, the alignment that came with it."""
+    print(output)
+    if translation.weights.size == 0:
+        return
+    weights, rows, columns = labelled(source, translation, vocabularies, joined)
+    path = Path(workdir) / 'figures' / f'translate-{_slug(sentence)}'
+    path.parent.mkdir(exist_ok=True)
+    heatmap.draw(path.with_suffix('.png'), weights, rows, columns, title=output)
+    heatmap.save(path.with_suffix('.npz'), weights, rows, columns)
+    colour = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns
+    # The French alone goes to a pipe, so that it can be piped on.
+    screen = sys.stdout if colour else sys.stderr
+    print(heatmap.text(weights, rows, columns, width, colour), file=screen)
+    print(f'{path}.png  {path}.npz', file=screen)
+
+
+def _slug(sentence: str) -> str:
+    """A file name that tells the sentence and is its own: two sentences never share a file."""
+    words = re.sub(r'[^a-z0-9]+', '-', sentence.lower()).strip('-')[:40].strip('-')
+    return f'{words}-{hashlib.sha256(sentence.encode()).hexdigest()[:6]}'

@@ -1,0 +1,140 @@
+"""Checkpoints of a run: the latest and the best step, each whole and checked.
+
+A checkpoint holds three items: `params`, `optimizer`, and `progress`, what the loop knows besides (JSON).
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from attnlab.errors import UserError
+
+
+class Progress(NamedTuple):
+    """Where a run stands: the best score so far, its step, and how many evaluations have passed since."""
+
+    best: float | None = None
+    best_step: int | None = None
+    waited: int = 0
+
+
+class Saved(NamedTuple):
+    """One restored checkpoint."""
+
+    step: int
+    params: Any
+    optimizer: Any
+    progress: Progress
+
+
+@contextmanager
+def manager(workdir: Path):
+    """The checkpoint manager of a run's directory, for `save`, `latest` and `best`."""
+    options = ocp.CheckpointManagerOptions(cleanup_tmp_directories=True, enable_async_checkpointing=False)
+    handlers = {
+        'params': ocp.StandardCheckpointHandler(),
+        'optimizer': ocp.StandardCheckpointHandler(),
+        'progress': ocp.JsonCheckpointHandler(),
+    }
+    folder = (Path(workdir) / 'checkpoints').absolute()
+    with ocp.CheckpointManager(folder, options=options, item_handlers=handlers) as opened:
+        yield opened
+
+
+def save(manager: ocp.CheckpointManager, saved: Saved, keep: int = 2) -> None:
+    """Writes a step that is newer than all others, then deletes all but the newest `keep` and the best one."""
+    newest = manager.latest_step()
+    if newest is not None and saved.step <= newest:
+        # Orbax would return False and save nothing.
+        raise ValueError(f'step {saved.step} is not newer than the saved step {newest}')
+    progress = saved.progress._asdict() | {'params_sha256': digest(saved.params), 'optimizer_sha256': digest(saved.optimizer)}
+    manager.save(
+        saved.step,
+        args=ocp.args.Composite(
+            params=ocp.args.StandardSave(saved.params),
+            optimizer=ocp.args.StandardSave(saved.optimizer),
+            progress=ocp.args.JsonSave(progress),
+        ),
+    )
+    for step in manager.all_steps()[:-keep]:
+        if step != saved.progress.best_step:
+            manager.delete(step)
+
+
+def latest(manager: ocp.CheckpointManager, params: Any, optimizer: Any) -> Saved | None:
+    """The newest step that is whole, in the form of the given trees of shapes; None if none was ever saved.
+
+    A damaged step is passed over with a warning for the one before it.
+    """
+    return _newest_of(manager, manager.all_steps(), lambda step: _restore(manager, step, params, optimizer))
+
+
+def best(manager: ocp.CheckpointManager, params: Any) -> Saved | None:
+    """The parameters of the best step, or of the newest whole one where there is no best; `optimizer` is None."""
+    steps = manager.all_steps()
+    restored = _newest_of(manager, steps, lambda step: _restore(manager, step, params, None))
+    if restored is None or restored.progress.best_step in (None, restored.step):
+        return restored
+    chosen = _newest_of(manager, [restored.progress.best_step], lambda step: _restore(manager, step, params, None))
+    return chosen or restored
+
+
+def _newest_of(manager: ocp.CheckpointManager, steps: Any, restore: Callable[[int], Saved]) -> Saved | None:
+    for step in sorted(steps, reverse=True):
+        try:
+            return restore(step)
+        except UserError:
+            raise
+        except Exception as reason:  # orbax raises many kinds for missing, empty and truncated files
+            logging.warning('checkpoint of step %d is damaged and passed over: %s', step, str(reason).splitlines()[0])
+    if steps:
+        raise UserError(f'no checkpoint in {manager.directory} can be read; tried steps {sorted(steps)}')
+    return None
+
+
+def _restore(manager: ocp.CheckpointManager, step: int, params: Any, optimizer: Any) -> Saved:
+    progress = dict(manager.restore(step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))['progress'])
+    trees = {'params': params} if optimizer is None else {'params': params, 'optimizer': optimizer}
+    for name, tree in trees.items():
+        _check_shapes(manager, step, name, tree)
+    restored = manager.restore(
+        step, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(tree) for name, tree in trees.items()})
+    )
+    for name in trees:
+        if digest(restored[name]) != progress[f'{name}_sha256']:
+            raise ValueError(f'{name} do not have the checksum they were saved with')
+    state = Progress(**{name: progress[name] for name in Progress._fields})
+    return Saved(step, restored['params'], restored['optimizer'] if 'optimizer' in trees else None, state)
+
+
+def _check_shapes(manager: ocp.CheckpointManager, step: int, name: str, tree: Any) -> None:
+    """Raises UserError naming the first array whose shape is not the one in the file."""
+    metadata = manager.item_metadata(step)[name]
+    stored = {_path(path): leaf.shape for path, leaf in jax.tree_util.tree_flatten_with_path(metadata)[0]}
+    wanted = {_path(path): leaf.shape for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    for path in sorted(stored.keys() | wanted.keys()):
+        have, want = stored.get(path), wanted.get(path)
+        if (None if have is None else tuple(have)) != (None if want is None else tuple(want)):
+            raise UserError(f'checkpoint of step {step}: {name}/{path} has shape {have}; this config expects {want}')
+
+
+def _path(path: Any) -> str:
+    """Keys, indices and field names alike, since what is on disk has lost the difference."""
+    return '/'.join(str(getattr(part, 'key', getattr(part, 'name', getattr(part, 'idx', part)))) for part in path)
+
+
+def digest(tree: Any) -> str:
+    """SHA-256 over paths, dtypes and bytes of all leaves."""
+    total = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        array = np.asarray(leaf)
+        total.update(f'{_path(path)} {array.dtype} {array.shape}'.encode())
+        total.update(np.ascontiguousarray(array))
+    return total.hexdigest()

@@ -1,0 +1,30 @@
+"""Durations as people say them, in steps, epochs, examples or per cent, resolved in one place."""
+
+import re
+
+from attnlab.errors import UserError
+
+_PATTERN = re.compile(r'\s*(\d+(?:\.\d+)?)\s*(step|epoch|example|percent|%)s?\s*')
+
+
+def steps(text: str, key: str, *, batch_size: int, examples: int, total: int | None = None) -> int:
+    """Training steps of '500 steps', '2.5 epochs', '10000 examples', or '5 percent' of `total` steps; rounded up.
+
+    `key` is the config field that held the text.  Raises UserError for anything else.
+    """
+    match = _PATTERN.fullmatch(text)
+    if not match or (match[2] in ('percent', '%') and total is None):
+        units = 'steps, epochs or examples' if total is None else 'steps, epochs, examples or percent'
+        raise UserError(f"{key} is {text!r}; expected a number of {units}, such as '500 steps'")
+    amount = float(match[1])
+    match match[2]:
+        case 'step':
+            count = amount
+        case 'epoch':
+            # An epoch is a whole number of batches, the last one padded.
+            count = amount * -(-examples // batch_size)
+        case 'example':
+            count = amount / batch_size
+        case _:
+            count = amount / 100 * (total or 0)
+    return -int(-count // 1)

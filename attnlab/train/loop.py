@@ -1,0 +1,192 @@
+"""The training loop: batches in, checkpoints and metrics out, whatever the task."""
+
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from attnlab.errors import RunError, UserError
+from attnlab.train import checkpoint, metrics, optimizer
+from attnlab.train.clock import Clock
+from attnlab.train.durations import steps
+from attnlab.train.progress import bar
+from attnlab.train.task import Batch, Params, Sums, Task
+
+
+class State(NamedTuple):
+    """All that a step changes: the number of steps done, the parameters and the optimizer's state."""
+
+    step: jax.Array
+    params: Params
+    optimizer: Any
+
+
+class Plan(NamedTuple):
+    """A config's durations in steps; `log`, `evaluate` and `save` are periods, `patience` counts evaluations (0: off)."""
+
+    total: int
+    warmup: int
+    log: int
+    evaluate: int
+    save: int
+    patience: int
+
+
+def plan(config: Any, examples: int) -> Plan:
+    """Resolves every duration of a config; raises UserError for one that makes no sense."""
+    train, size = config.train, {'batch_size': config.train.batch_size, 'examples': examples}
+    for key in ('batch_size', 'accumulate'):
+        if train[key] < 1:
+            raise UserError(f'train.{key} is {train[key]}; expected 1 or more')
+    if train.batch_size % train.accumulate:
+        raise UserError(f'train.batch_size is {train.batch_size}; expected a multiple of accumulate = {train.accumulate}')
+    if train.patience < 0:
+        raise UserError(f'train.patience is {train.patience}; expected 0 (never stop early) or more')
+    total = steps(train.duration, 'train.duration', **size)
+    periods = {key: steps(train[key], f'train.{key}', **size, total=total) for key in ('log_every', 'eval_every', 'save_every')}
+    for key, value in {'duration': total, **periods}.items():
+        if value < 1:
+            raise UserError(f'train.{key} is {train[key]!r}, less than one step; expected one step or more')
+    warmup = steps(config.optimizer.warmup, 'optimizer.warmup', **size, total=total)
+    return Plan(total, warmup, *periods.values(), train.patience)
+
+
+def make_update(loss: Callable[[Params, Batch, jax.Array], Sums], optimize: optax.GradientTransformation, seed: int, accumulate: int):
+    """The pure training step: (state, batch) -> (state, values).
+
+    The gradient is of the total over the whole batch divided by its whole weight, however many micro-batches it is
+    cut into, so that a token counts the same in a short and in a long one.  Noise comes from (seed, step) alone.
+    """
+
+    def total(params: Params, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Sums]:
+        sums = loss(params, batch, rng)
+        return sums.total, sums
+
+    def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step), accumulate)
+        parts = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
+
+        def one(carry: Any, part: Any) -> tuple[Any, None]:
+            (_, sums), grads = jax.value_and_grad(total, has_aux=True)(state.params, *part)
+            return jax.tree.map(jnp.add, carry, (grads, sums)), None
+
+        (_, sums), grads = jax.value_and_grad(total, has_aux=True)(
+            state.params, jax.tree.map(lambda x: x[0], parts), keys[0]
+        )
+        if accumulate > 1:
+            rest = jax.tree.map(lambda x: x[1:], (parts, keys))
+            (grads, sums), _ = jax.lax.scan(one, (grads, sums), rest)
+        weight = jnp.maximum(sums.weight, 1)
+        grads = jax.tree.map(lambda g: g / weight, grads)
+        updates, optimizer_state = optimize.update(grads, state.optimizer, state.params)
+        values = {'loss': sums.total / weight, **{name: x / weight for name, x in sums.extras.items()}}
+        values |= {'gradient_norm': optax.global_norm(grads), 'weight': sums.weight}
+        return State(state.step + 1, optax.apply_updates(state.params, updates), optimizer_state), values
+
+    return update
+
+
+def initial(task: Task, optimize: optax.GradientTransformation, seed: int) -> State:
+    """The state before the first step."""
+    params = jax.jit(task.init)(jax.random.key(seed))
+    return State(jnp.int32(0), params, jax.jit(optimize.init)(params))
+
+
+def train(config: Any, task: Task, workdir: Path) -> dict[str, float]:
+    """Trains in `workdir`, from its latest checkpoint if it has one; returns the last and the best scores.
+
+    Raises RunError when the loss is no longer finite, naming the step.
+    """
+    durations = plan(config, task.examples)
+    rate = optimizer.schedule(config.optimizer, durations.total, durations.warmup)
+    optimize = optimizer.build(config.optimizer, rate)
+    with checkpoint.manager(workdir) as manager:
+        state, progress = _restore_or_start(manager, task, optimize, config.seed)
+        start = int(state.step)
+        with metrics.writer(workdir, start) as write, bar(durations.total, start) as advance:
+            update = jax.jit(
+                make_update(task.loss, optimize, config.seed, config.train.accumulate), donate_argnums=0
+            )
+            run = partial(_run, task=task, durations=durations, rate=rate, manager=manager, write=write)
+            return run(state, progress, update=update, advance=advance)
+
+
+def _restore_or_start(
+    manager: Any, task: Task, optimize: optax.GradientTransformation, seed: int
+) -> tuple[State, checkpoint.Progress]:
+    shapes = jax.eval_shape(partial(initial, task, optimize, seed))
+    saved = checkpoint.latest(manager, shapes.params, shapes.optimizer)
+    if saved is None:
+        return initial(task, optimize, seed), checkpoint.Progress()
+    logging.info('continues from step %d', saved.step)
+    return State(jnp.int32(saved.step), saved.params, saved.optimizer), saved.progress
+
+
+def _run(
+    state: State,
+    progress: checkpoint.Progress,
+    *,
+    task: Task,
+    durations: Plan,
+    rate: optimizer.Schedule,
+    manager: Any,
+    write: metrics.Write,
+    update: Callable[[State, Batch], tuple[State, dict[str, jax.Array]]],
+    advance: Callable[[int, dict[str, float]], None],
+) -> dict[str, float]:
+    name, direction = task.best
+    sign = 1.0 if direction == 'max' else -1.0
+    clock = Clock()
+    scores: dict[str, float] = {}
+    last: tuple[int, dict[str, jax.Array]] | None = None
+
+    def settle() -> None:
+        """Reads the values of the step before, by now computed while the host went on."""
+        nonlocal last
+        if last is None:
+            return
+        step, values = last[0], {key: float(value) for key, value in last[1].items()}
+        last = None
+        if not math.isfinite(values['loss']):
+            raise RunError(
+                f'step {step}: the loss is {values["loss"]}; the newest checkpoint is from before it. '
+                'Try a lower optimizer.learning_rate, a longer optimizer.warmup or a smaller optimizer.clip'
+            )
+        clock.count(values.pop('weight'))
+        if step % durations.log == 0:
+            write(step, 'train', values | {'learning_rate': float(rate(step - 1))})
+            write(step, 'speed', clock.rates())
+        advance(step, {'loss': values['loss']} | scores)
+
+    stopped = durations.patience and progress.waited >= durations.patience
+    step = int(state.step)
+    while step < durations.total and not stopped:
+        with clock.spend('wait'):
+            batch = task.batch(step)
+        state, values = update(state, batch)
+        step += 1
+        settle()
+        last = step, values
+        evaluating = step % durations.evaluate == 0 or step == durations.total
+        if evaluating or step % durations.save == 0:
+            settle()
+            with clock.spend('pause'):
+                if evaluating:
+                    scores = task.evaluate(state.params)
+                    write(step, 'valid', scores)
+                    if progress.best is None or sign * scores[name] > sign * progress.best:
+                        progress = checkpoint.Progress(scores[name], step, 0)
+                    else:
+                        progress = progress._replace(waited=progress.waited + 1)
+                    stopped = durations.patience and progress.waited >= durations.patience
+                checkpoint.save(manager, checkpoint.Saved(step, state.params, state.optimizer, progress))
+    settle()
+    if stopped:
+        logging.info('stopped at step %d: no better %s in %d evaluations', step, name, progress.waited)
+    return scores | {'step': step, f'best_{name}': progress.best, 'best_step': progress.best_step}  # type: ignore

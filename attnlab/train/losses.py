@@ -1,0 +1,30 @@
+"""Losses as sums, for averages over any split of the data."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from attnlab.train.task import Sums
+
+
+def cross_entropy(
+    logits: Float[Array, '*B V'], labels: Int[Array, '*B'], smoothing: float = 0.0, padding: int = 0
+) -> Sums:
+    """Label-smoothed cross-entropy in nats, summed over the labels that are not `padding`.
+
+    The target is (1 - smoothing) on the label plus smoothing / V on every class (Szegedy et al. 2016, section 7).
+    `extras['nll']` is the sum without smoothing, whose mean's exponential is the perplexity.
+
+    Args:
+      logits: [*B, V], any float; the sums are float32.
+      labels: [*B] int.
+    """
+    V = logits.shape[-1]
+    rows, labels = logits.reshape(-1, V).astype(jnp.float32), labels.reshape(-1)
+    counted = labels != padding
+    normaliser = jax.nn.logsumexp(rows, axis=-1)
+    gold = jnp.take_along_axis(rows, labels[:, None], axis=-1)[:, 0]
+    nll = jnp.sum(jnp.where(counted, normaliser - gold, 0.0))
+    uniform = jnp.sum(jnp.where(counted, normaliser - jnp.mean(rows, axis=-1), 0.0)) if smoothing else 0.0
+    total = (1.0 - smoothing) * nll + smoothing * uniform
+    return Sums(total, jnp.sum(counted), {'nll': nll})

@@ -1,0 +1,41 @@
+"""What the loop asks of a task."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+Params = Any
+"""A tree of arrays."""
+
+Batch = Any
+"""A tree of NumPy arrays with the batch first."""
+
+
+class Sums(NamedTuple):
+    """A loss not yet divided: `total` over `weight` things (tokens, examples), and other totals over the same things."""
+
+    total: jax.Array
+    weight: jax.Array
+    extras: dict[str, jax.Array]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data and model of an experiment, as functions.
+
+    examples: size of the training split, which gives durations in epochs their meaning.
+    init: a key gives the parameters.
+    batch: the training batch of step i (from 0); a pure function of i, so that resuming needs the step alone.
+    loss: (parameters, batch, key) -> Sums, pure and jit-compiled by the loop.
+    evaluate: parameters -> scores on the whole validation split.
+    best: (name among the scores, 'max' or 'min'): which parameters to keep.
+    """
+
+    examples: int
+    init: Callable[[jax.Array], Params]
+    batch: Callable[[int], Batch]
+    loss: Callable[[Params, Batch, jax.Array], Sums]
+    evaluate: Callable[[Params], dict[str, float]]
+    best: tuple[str, Literal['max', 'min']]

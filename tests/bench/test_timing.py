@@ -1,0 +1,42 @@
+"""Interleaved times and the line that names the machine."""
+
+import platform
+import time
+
+from attnlab.bench import timing
+
+
+def test_functions_take_turns_after_one_untimed_call_each():
+    calls = []
+    times = timing.interleave({name: lambda name=name: calls.append(name) for name in 'abc'}, rounds=4)
+    assert ' '.join(''.join(calls[i:i + 3]) for i in range(0, len(calls), 3)) == 'abc abc bca cab abc'
+    assert {name: len(each) for name, each in times.items()} == {'a': 4, 'b': 4, 'c': 4}
+
+
+def test_each_time_is_its_own_functions(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, 'perf_counter', lambda: clock[0])
+
+    def takes(seconds):
+        clock[0] += seconds
+
+    times = timing.interleave({'slow': lambda: takes(2.0), 'fast': lambda: takes(0.5)}, rounds=3)
+    assert times == {'slow': [2.0] * 3, 'fast': [0.5] * 3}
+
+
+def test_the_machine_in_a_line():
+    line = timing.hardware(['numpy', 'no-such-package'])
+    processor, cores, *versions = line.rsplit(', ', 3)
+    assert processor
+    assert int(cores.split()[0]) >= 1
+    assert versions[0] == f'Python {platform.python_version()}'
+    assert versions[1].startswith('numpy ')
+    assert 'no-such-package' not in line
+
+
+def test_the_processor_is_read_from_the_table(tmp_path):
+    table = tmp_path / 'cpuinfo'
+    table.write_text('processor\t: 0\nmodel name\t: Fast CPU: 3 GHz\nprocessor\t: 1\nmodel name\t: Other\n')
+    assert timing._processor(table) == 'Fast CPU: 3 GHz'
+    table.write_text('processor\t: 0\nBogoMIPS\t: 50\n')
+    assert timing._processor(table) == timing._processor(tmp_path / 'absent') != ''

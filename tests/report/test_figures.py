@@ -1,0 +1,62 @@
+"""Curves and bars of a run."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from attnlab.report import figures
+
+TRAIN = [{'step': step, 'split': 'train', 'loss': 5 / step} for step in (1, 2, 3, 4)]
+VALID = [{'step': 2, 'split': 'valid', 'loss': 3.0, 'bleu': 10.0},
+         {'step': 4, 'split': 'valid', 'loss': 2.0, 'bleu': 20.0}]
+BINS = [{'from': 1, 'to': 10, 'sentences': 1200, 'bleu': 50.0}, {'from': 11, 'to': None, 'sentences': 7, 'bleu': 40.0}]
+
+
+def lines(axes):
+    return {line.get_label(): np.stack(line.get_data(), 1).tolist() for line in axes.get_lines()}
+
+
+def test_curves_hold_the_records():
+    loss, bleu = figures.curves({'run': TRAIN + VALID + [{'step': 3, 'split': 'speed', 'loss': 9.0}]}).axes
+    assert lines(loss) == {'training': [[1, 5], [2, 2.5], [3, 5 / 3], [4, 1.25]], 'validation': [[2, 3], [4, 2]]}
+    assert lines(bleu) == {'validation': [[2, 10], [4, 20]]}
+
+
+def test_the_last_record_of_a_step_counts_and_steps_are_sorted():
+    again = [{'step': 4, 'split': 'train', 'loss': 7.0}, {'step': 0, 'split': 'train', 'loss': 8.0},
+             {'step': 5, 'split': 'train', 'loss': None}]
+    (loss,) = figures.curves({'run': TRAIN + again}).axes  # no BLEU, no panel for it
+    assert lines(loss)['training'] == [[0, 8], [1, 5], [2, 2.5], [3, 5 / 3], [4, 7]]
+
+
+def test_runs_beside_each_other_are_named():
+    loss, _ = figures.curves({'a': TRAIN + VALID, 'b': VALID}).axes
+    assert list(lines(loss)) == ['a, training', 'a, validation', 'b, validation']
+    colours = {line.get_label(): line.get_color() for line in loss.get_lines()}
+    assert colours['a, training'] == colours['a, validation'] != colours['b, validation']
+
+
+def test_no_records_give_an_empty_panel():
+    assert len(figures.curves({'run': []}).axes) == 1
+
+
+def test_bars_stand_at_their_bin():
+    other = [{**BINS[0], 'bleu': 30.0}, {**BINS[1], 'bleu': None}]
+    axes = figures.by_length({'attention': BINS, 'fixed': other}).axes[0]
+    heights = {bars.get_label(): {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in bars}
+               for bars in axes.containers}
+    assert heights == {'attention': {0: 50, 1: 40}, 'fixed': {0: 30}}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ['1–10', '11+']
+    assert {'n = 1,200', 'n = 7'} <= {text.get_text() for text in axes.texts}
+
+
+def test_a_png_is_small_and_keeps_its_colours():
+    data = figures.png(figures.by_length({'attention': BINS}))
+    with Image.open(io.BytesIO(data)) as picture:
+        assert picture.format == 'PNG'
+        assert len(data) < 40_000
+        colours = {colour for _, colour in picture.convert('RGB').getcolors()}
+    assert (255, 255, 255) in colours
+    blue = tuple(int(figures.COLOURS[0][i:i + 2], 16) for i in (1, 3, 5))
+    assert min(max(abs(np.subtract(blue, colour))) for colour in colours) <= 2

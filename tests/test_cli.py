@@ -1,0 +1,321 @@
+"""Flags in, exit code out: what is wrong is told in one line, before anything is written."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import types
+from dataclasses import make_dataclass
+from pathlib import Path
+
+import pytest
+
+import attnlab
+from attnlab import cli
+from attnlab.errors import UserError
+
+EXPERIMENT = """
+from ml_collections import ConfigDict, config_dict
+
+def get_config(arg=''):
+    model = dict(layers=2, shape=(8, 8), dropout=0.1, pool=config_dict.placeholder(str), nested=dict(bias=True))
+    return ConfigDict(dict(lr=0.1, name=arg, model=model))
+"""
+Scores = make_dataclass('Scores', ['aer', 'precision', 'recall'])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A working folder with an experiment and a run."""
+    monkeypatch.chdir(tmp_path)
+    Path('e.py').write_text(EXPERIMENT)
+    Path('file').write_text('x')
+    Path('runs/one').mkdir(parents=True)
+    Path('runs/one/config.json').write_text('{}')
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch):
+    """What the command line asked the rooms below for."""
+    found = []
+
+    def recorder(name, result):
+        return lambda *args, **kw: found.append((name, args, kw)) or result
+
+    def stub(module, **functions):
+        fake = types.ModuleType(module)
+        for name, result in functions.items():
+            setattr(fake, name, recorder(name, result))
+        monkeypatch.setitem(sys.modules, module, fake)
+        parent, _, name = module.rpartition('.')
+        monkeypatch.setattr(sys.modules[parent], name, fake, raising=False)
+
+    import attnlab.data
+
+    assert attnlab.data is sys.modules['attnlab.data']
+    stub('attnlab.tasks', train={}, evaluate={}, translate=None)
+    stub('attnlab.data.alignments', aer=Scores(0.125, 0.5, 1.0))
+    stub('attnlab.bench', __path__=[])
+    stub('attnlab.bench.seq2seq', main=None)
+    return found
+
+
+def tree() -> list[str]:
+    return sorted(str(path) for path in Path().rglob('*'))
+
+
+def refused(capsys, *argv: str) -> str:
+    """The one line on the standard error of a command line that is refused and leaves no trace."""
+    before = tree()
+    assert cli.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ''
+    assert err.startswith('attnlab: ')
+    assert err.count('\n') == 1
+    assert err.endswith('\n')
+    assert tree() == before
+    return err.removeprefix('attnlab: ').rstrip('\n')
+
+
+# train
+
+
+@pytest.mark.parametrize('argv', [
+    ['--config=e.py:x', '--workdir=new', '--config.model.layers=3', '--config.lr=1'],
+    ['--config', 'e.py:x', '--workdir', 'new', '--config.model.layers', '3', '--config.lr', '1'],
+    ['--config.model.layers=3', '--workdir=new', '--config.lr', '1', '--config=e.py:x'],
+])  # fmt: skip
+def test_train(calls, argv):
+    assert cli.main(['train', *argv]) == 0
+    [(name, (config, workdir), kw)] = calls
+    assert (name, workdir, kw) == ('train', Path('new'), {})
+    assert (config.name, config.model.layers, config.lr, config.model.shape) == ('x', 3, 1.0, (8, 8))
+    assert type(config.lr) is float
+    assert config.is_locked
+
+
+def test_train_into_a_folder_that_exists(calls):
+    assert cli.main(['train', '--config=e.py', '--workdir=runs/one']) == 0
+    assert calls
+
+
+def test_an_override_may_be_negative_empty_or_hold_an_equals_sign(calls):
+    assert cli.main(['train', '--config=e.py', '--workdir=new', '--config.lr', '-1', '--config.name=a=b']) == 0
+    assert (calls[0][1][0].lr, calls[0][1][0].name) == (-1.0, 'a=b')
+
+
+CASE_43 = [
+    (['--config.model.layers=4.0'], "config.model.layers expects an int, got '4.0'"),
+    (['--config.model.layers=1e2'], "config.model.layers expects an int, got '1e2'"),
+    (['--config.model.laysers=3'], 'there is no config.model.laysers; did you mean config.model.layers?'),
+    (['--config.model.dropout=None'], "config.model.dropout expects a finite float, got 'None'"),
+    (['--config.lr=nan'], "config.lr expects a finite float, got 'nan'"),
+    (['--config.model.nested.bias=no'], "config.model.nested.bias expects true or false, got 'no'"),
+    (['--config.model.shape=1,x'], "config.model.shape expects an int, got 'x'"),
+    (['--config.lr=1', '--config.lr=1'], 'config.lr is set 2 times'),
+    (['--config.lr=1', '--config.lr', '2'], 'config.lr is set 2 times'),
+    (['--config.model=3'], 'config.model is a section'),
+    (['--config.lr'], '--config.lr expects a value'),
+    (['--config.lr', '--config.name=x'], '--config.lr expects a value'),
+    (['config.lr=5'], "train takes only flags, got 'config.lr=5'; did you mean --config.lr=5?"),
+    (['lr=3'], "train takes only flags, got 'lr=3'; did you mean --config.lr=3?"),
+    (['-config.lr=5'], "train does not understand '-config.lr=5'; did you mean --config.lr=5?"),
+    (['stray'], "train takes only flags, got 'stray'"),
+    (['--', '--config.lr=5'], "train takes nothing after --, got '-- --config.lr=5'"),
+    (['--'], 'train takes nothing after --'),
+    (['--work=x'], "train does not understand '--work=x'; did you mean --workdir?"),
+    (['--confg.lr=3'], "train does not understand '--confg.lr=3'"),
+    (['--workdir=other'], '--workdir is given 2 times'),
+    (['--config=e.py'], '--config is given 2 times'),
+    (['-h5'], "ignored explicit argument '5'"),
+]
+
+
+@pytest.mark.parametrize(('argv', 'message'), CASE_43, ids=[' '.join(argv) for argv, _ in CASE_43])
+def test_train_refuses(capsys, calls, argv, message):
+    assert message in refused(capsys, 'train', '--config=e.py', '--workdir=new', *argv)
+    assert not calls
+
+
+@pytest.mark.parametrize(('argv', 'message'), [
+    ([], 'train needs --config=FILE[:ARG]'),
+    (['--config=e.py'], 'train needs --workdir=DIR'),
+    (['--config=e.py', '--workdir='], '--workdir expects DIR, got nothing'),
+    (['--config=e.py', '--workdir'], '--workdir: expected one argument'),
+    (['--config', '--workdir=new'], '--config: expected one argument'),
+    (['--config=none.py', '--workdir=new'], 'there is no experiment file none.py'),
+    (['--config=e.py', '--workdir=file'], '--workdir=file: file is a file, expected a folder'),
+    (['--config=e.py', '--workdir=file/a/b'], '--workdir=file/a/b: file is a file, expected a folder'),
+])  # fmt: skip
+def test_train_needs_an_experiment_and_a_folder(capsys, calls, argv, message):
+    assert refused(capsys, 'train', *argv).startswith(message)
+    assert not calls
+
+
+# eval, translate
+
+
+def test_eval(calls):
+    assert cli.main(['eval', '--workdir=runs/one']) == 0
+    assert cli.main(['eval', '--split=valid', '--workdir', 'runs/one']) == 0
+    assert calls == [
+        ('evaluate', (Path('runs/one'), 'test'), {}),
+        ('evaluate', (Path('runs/one'), 'valid'), {}),
+    ]
+
+
+@pytest.mark.parametrize('command', [['eval'], ['translate', 'A cat.']])
+def test_a_run_must_exist(capsys, calls, command):
+    near = '; runs nearby: runs/one'
+    assert refused(capsys, *command, '--workdir=runs/on') == f'--workdir=runs/on does not exist{near}'
+    assert refused(capsys, *command, '--workdir=runs/one/x') == f'--workdir=runs/one/x does not exist{near}'
+    assert refused(capsys, *command, '--workdir=runs') == f'--workdir=runs holds no run (it has no config.json){near}'
+    assert refused(capsys, *command, '--workdir=file').startswith('--workdir=file is a file')
+    assert refused(capsys, *command).endswith('needs --workdir=DIR')
+    assert 'does not understand' in refused(capsys, *command, '--workdir=runs/one', '--config.lr=3')
+    assert not calls
+
+
+def test_translate(calls):
+    assert cli.main(['translate', 'A cat.', '--workdir=runs/one', "- 'Un' chat", '--joined', '-5 degrees.']) == 0
+    assert cli.main(['translate', '--workdir=runs/one', 'A cat.']) == 0
+    assert calls == [
+        ('translate', (Path('runs/one'), ['A cat.', "- 'Un' chat", '-5 degrees.']), {'joined': True}),
+        ('translate', (Path('runs/one'), ['A cat.']), {'joined': False}),
+    ]
+
+
+def pipe(monkeypatch, data: bytes, terminal: bool = False) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(data), encoding='ascii')  # the encoding of a poor locale
+    monkeypatch.setattr(stdin, 'isatty', lambda: terminal, raising=False)
+    monkeypatch.setattr(sys, 'stdin', stdin)
+
+
+def test_sentences_from_a_pipe(monkeypatch, calls):
+    pipe(monkeypatch, '\ufeffA café.\r\nTwo\u2028lines.\nLast'.encode())
+    assert cli.main(['translate', '--workdir=runs/one']) == 0
+    assert calls[0][1][1] == ['A café.', 'Two\u2028lines.', 'Last']
+
+
+@pytest.mark.parametrize(('data', 'message'), [
+    (b'', 'got an empty standard input'),
+    (b'A cat.\n\nA dog.\n', 'sentence 2 is empty'),
+    (b'A cat.\nA \x80 dog.\n', 'the standard input is not UTF-8 at line 2'),
+])  # fmt: skip
+def test_a_pipe_without_sentences(monkeypatch, capsys, calls, data, message):
+    pipe(monkeypatch, data)
+    assert refused(capsys, 'translate', '--workdir=runs/one').endswith(message)
+    assert not calls
+
+
+def test_translate_refuses(monkeypatch, capsys, calls):
+    pipe(monkeypatch, b'A cat.\n', terminal=True)
+    assert 'expects a sentence' in refused(capsys, 'translate', '--workdir=runs/one')
+    assert refused(capsys, 'translate', '--workdir=runs/one', 'A cat.', ' ') == 'sentence 2 is empty'
+    assert 'did you mean --joined?' in refused(capsys, 'translate', '--workdir=runs/one', 'A cat.', '--join')
+    assert 'given 2 times' in refused(capsys, 'translate', '--workdir=runs/one', 'x', '--joined', '--joined')
+    assert '--joined' in refused(capsys, 'translate', '--workdir=runs/one', 'x', '--joined=yes')
+    assert 'nothing after --' in refused(capsys, 'translate', '--workdir=runs/one', '--', 'x')
+    assert not calls
+
+
+# aer, bench, and all
+
+
+def test_aer(calls, capsys):
+    assert cli.main(['aer', '--gold=g', '--links=l']) == 0
+    assert cli.main(['aer', '--gold', 'g', '--links', 'l', '--swap']) == 0
+    assert calls == [('aer', ('g', 'l', False), {}), ('aer', ('g', 'l', True), {})]
+    assert capsys.readouterr().out.splitlines()[0] == 'AER 0.1250  precision 0.5000  recall 1.0000'
+
+
+def test_aer_refuses(capsys):
+    assert refused(capsys, 'aer', '--gold=g') == 'aer needs --links=FILE'
+    assert "got 'x'" in refused(capsys, 'aer', '--gold=g', '--links=l', 'x')
+
+
+def test_bench(calls, capsys):
+    assert cli.main(['bench', 'seq2seq']) == 0
+    assert cli.main(['bench']) == 0
+    assert calls == [('main', (), {})] * 2
+    assert refused(capsys, 'bench', 'seq2sec') == "there is no bench 'seq2sec'; did you mean seq2seq?"
+    assert 'bench takes one of seq2seq' in refused(capsys, 'bench', 'seq2seq', 'seq2seq')
+
+
+def test_a_command_is_needed(capsys):
+    assert refused(capsys).startswith('a command is missing: one of train, eval')
+    assert refused(capsys, 'trian') == "there is no command 'trian'; did you mean train?"
+    assert refused(capsys, '--versoin') == "there is no command '--versoin'; did you mean --version?"
+    assert 'expected one of train' in refused(capsys, '@')
+
+
+@pytest.mark.parametrize(('raised', 'code', 'line'), [
+    (UserError('a\nb'), 2, 'attnlab: a b\n'),
+    (KeyboardInterrupt(), 130, 'attnlab: interrupted\n'),
+])  # fmt: skip
+def test_exit_codes(monkeypatch, capsys, raised, code, line):
+    def stop(*args, **kw):
+        raise raised
+
+    monkeypatch.setattr('attnlab.tasks.evaluate', stop)
+    assert cli.main(['eval', '--workdir=runs/one']) == code
+    assert capsys.readouterr().err == line
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr('attnlab.tasks.evaluate', lambda *args, **kw: {}['x'])
+    with pytest.raises(KeyError):
+        cli.main(['eval', '--workdir=runs/one'])
+
+
+def test_every_command_has_help(capsys):
+    assert cli.main(['--help']) == 0
+    overview = capsys.readouterr().out
+    for name, command in cli._COMMANDS.items():
+        assert f'  {name:<10} {command.summary}\n' in overview
+        with pytest.raises(SystemExit) as caught:
+            cli.main([name, '--help'])
+        assert caught.value.code == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f'usage: attnlab {name} ')
+        assert all(f'--{flag.name}' in text for flag in command.flags)
+    assert cli.main(['--version']) == 0
+    assert capsys.readouterr().out == f'attnlab {attnlab.__version__}\n'
+
+
+def python(*argv: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, 'PYTHONPATH': str(Path(cli.__file__).parents[1])}
+    return subprocess.run([sys.executable, *argv], env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize('argv', [['--help'], ['--version'], ['train', '--help'], ['eval', '--workdir=x'], ['trian']])
+def test_the_command_line_loads_nothing_heavy(argv):
+    lines = python('-X', 'importtime', '-m', 'attnlab', *argv).stderr.splitlines()
+    loaded = {line.split('|')[-1].strip().split('.')[0] for line in lines if line.startswith('import time:')}
+    assert 'attnlab' in loaded
+    assert not loaded & {'jax', 'jaxlib', 'flax', 'numpy', 'ml_collections', 'matplotlib', 'rich', 'sacrebleu'}
+
+
+def test_the_package_loads_nothing_heavy():
+    code = 'import sys, attnlab, json; print(json.dumps(sorted(sys.modules)))'
+    assert not set(json.loads(python('-c', code).stdout)) & {'jax', 'numpy', 'ml_collections', 'matplotlib'}
+
+
+def test_help_is_instant():
+    def seconds() -> float:
+        start = time.perf_counter()
+        assert python('-m', 'attnlab', '--help').returncode == 0
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(7)) < 0.3
+
+
+def test_a_process_of_its_own_exits_with_2():
+    before = tree()
+    done = python('-m', 'attnlab', 'train', '--config=e.py', '--workdir=new', '--config.lr=nan')
+    assert (done.returncode, done.stdout) == (2, '')
+    assert done.stderr == "attnlab: config.lr expects a finite float, got 'nan'\n"
+    assert [path for path in tree() if '__pycache__' not in path] == before
