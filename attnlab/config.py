@@ -186,7 +186,7 @@ def _unknown(config: ConfigDict, key: str) -> NoReturn:
     last = key.split('.')[-1]
 
     def likeness(name: str) -> float:  # a misspelt path, or a right name in a wrong section
-        return max(_ratio(key, name), _ratio(last, name.split('.')[-1]))
+        return _ratio(key, name) + _ratio(last, name.split('.')[-1])
 
     hint = f'; did you mean config.{max(names, key=likeness)}?' if names else ''
     raise UserError(f'there is no config.{key}{hint}')

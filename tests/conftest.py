@@ -1,6 +1,7 @@
-"""A strict environment, set before JAX is imported, and the folders of real data."""
+"""A strict environment, set before JAX is imported, and the folder of real data."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -21,22 +22,14 @@ hypothesis.settings.register_profile('repeatable', derandomize=True, deadline=No
 hypothesis.settings.load_profile('repeatable')
 
 
-def _data(name: str) -> Path:
-    root = os.environ.get('ATTNLAB_DATA')
-    if not root:
-        pytest.skip(f'ATTNLAB_DATA is unset: it names the folder that holds {name}/')
-    if not (Path(root) / name).is_dir():
-        pytest.skip(f'ATTNLAB_DATA={root} holds no {name}/')
-    return Path(root) / name
-
-
 @pytest.fixture(scope='session')
-def multi30k() -> Path:
-    """The folder of Multi30k's files."""
-    return _data('multi30k')
+def shared() -> Callable[[str], Path]:
+    """The folder of real data of a name (`multi30k`, `hansards`); skips where it is absent."""
 
+    def find(name: str) -> Path:
+        root = os.environ.get('ATTNLAB_DATA')
+        if not root or not (Path(root) / name).is_dir():
+            pytest.skip(f'no {name}/ in the folder that ATTNLAB_DATA names (it is {root!r})')
+        return Path(root) / name
 
-@pytest.fixture(scope='session')
-def hansards() -> Path:
-    """The folder of the Hansards' gold alignments."""
-    return _data('hansards')
+    return find

@@ -170,6 +170,8 @@ def test_eval(calls):
 @pytest.mark.parametrize('command', [['eval'], ['translate', 'A cat.']])
 def test_a_run_must_exist(capsys, calls, command):
     near = '; runs nearby: runs/one'
+    Path('run').mkdir()
+    Path('run/config.json').write_text('{}')  # as near by name, but not inside
     assert refused(capsys, *command, '--workdir=runs/on') == f'--workdir=runs/on does not exist{near}'
     assert refused(capsys, *command, '--workdir=runs/one/x') == f'--workdir=runs/one/x does not exist{near}'
     assert refused(capsys, *command, '--workdir=runs') == f'--workdir=runs holds no run (it has no config.json){near}'
@@ -195,7 +197,7 @@ def pipe(monkeypatch, data: bytes, terminal: bool = False) -> None:
 
 
 def test_sentences_from_a_pipe(monkeypatch, calls):
-    pipe(monkeypatch, '\ufeffA café.\r\nTwo\u2028lines.\nLast'.encode())
+    pipe(monkeypatch, '\ufeffA café.\r\nTwo\u2028lines.\nLast\n'.encode())
     assert cli.main(['translate', '--workdir=runs/one']) == 0
     assert calls[0][1][1] == ['A café.', 'Two\u2028lines.', 'Last']
 

@@ -132,7 +132,7 @@ def _joins(left: str, right: str, quoted: bool) -> bool:
         return True
     if left == '"' or right == '"':
         return quoted
-    return (right[0] == "'" and right != left) or (left[-1] == "'" and len(left) > 1)
+    return right[0] == "'" or (left[-1] == "'" and len(left) > 1)
 
 
 _CLOSING = frozenset(['.', ',', ';', ':', '?', '!', ')', ']', '}', '/', '...', '!!', '!!!', '??'])

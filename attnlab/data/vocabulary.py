@@ -58,7 +58,8 @@ class Vocabulary:
     def decode(self, ids: Sequence[int]) -> str:
         """The text up to EOS, without PAD and BOS; an unknown word reads `<unk>`."""
         ids = [i for i in itertools.takewhile(lambda i: i != EOS, self._checked(ids)) if i not in (PAD, BOS)]
-        return detokenise(self._word(ids[start:stop]) for start, stop in self._spans(ids))
+        words = (self._word(ids[start:stop]) for start, stop in self._spans(ids))
+        return detokenise(filter(None, words))  # a model may write a word's start and nothing behind it
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """One readable label an id; a sub-word that starts a word has `▁` in front, EOS is `</s>`."""
@@ -74,7 +75,7 @@ class Vocabulary:
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
-        return {token: i for i, token in enumerate(self.tokens) if i >= len(SPECIAL)}
+        return {token: i for i, token in enumerate(self.tokens)}
 
     @functools.cached_property
     def _processor(self) -> Any:

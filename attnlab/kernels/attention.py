@@ -124,7 +124,8 @@ def check_call(
         if not jnp.issubdtype(x.dtype, dtypes):
             raise ValueError(f'{name} has dtype {x.dtype}; expected {"a float" if name == "bias" else "boolean"}')
         if x.ndim != 4 or any(have not in (1, want) for have, want in zip(x.shape, (B, N, T, S), strict=True)):
-            raise ValueError(f'{name} has shape {x.shape}; expected 4 axes broadcastable to [B, N, T, S] = {(B, N, T, S)}')
+            shape = (B, N, T, S)
+            raise ValueError(f'{name} has shape {x.shape}; expected 4 axes broadcastable to [B, N, T, S] = {shape}')
     check_rows('query_seq_lengths', rules.query_seq_lengths, [(B,)])
     check_rows('key_value_seq_lengths', rules.key_value_seq_lengths, [(B,)])
     for name, x, size in (
@@ -152,4 +153,4 @@ def check_dropout(rate: float, rng: Any) -> None:
     if not 0.0 <= rate < 1.0:
         raise ValueError(f'dropout_rate is {rate}; expected 0 <= rate < 1')
     if rate > 0.0 and rng is None:
-        raise ValueError(f"dropout_rate is {rate} but dropout_rng is None; pass a key (in Flax: rngs={{'dropout': key}})")
+        raise ValueError(f"dropout_rate is {rate}, dropout_rng is None; pass a key (in Flax: rngs={{'dropout': key}})")

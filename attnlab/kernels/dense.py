@@ -112,7 +112,11 @@ def clean(
     # One mark per key head serves its whole group of query heads: 0, 0, 1, 1.
     bad_key = jnp.repeat(bad_key.swapaxes(1, 2), query.shape[2] // key.shape[2], axis=1)
     bad = bad_query.swapaxes(1, 2)[:, :, :, None] | bad_key[:, :, None, :]
-    return *(jnp.where(g, x, 0).astype(x.dtype) for g, x in ((good_query, query), (good_key, key), (good_value, value))), bad
+    query, key, value = (
+        jnp.where(good, x, jnp.zeros_like(x))
+        for good, x in ((good_query, query), (good_key, key), (good_value, value))
+    )
+    return query, key, value, bad
 
 
 def drop(

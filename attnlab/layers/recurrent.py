@@ -127,6 +127,6 @@ class Encoder(nn.Module):
                 x = nn.Dropout(self.dropout)(x, deterministic=deterministic)
             directions = (self.reverse, not self.reverse) if self.bidirectional else (self.reverse,)
             names = {False: f'forward_{layer}', True: f'backward_{layer}'}
-            runs = [Recurrent(self.kind, self.features, reverse, name=names[reverse])(x, mask) for reverse in directions]
+            runs = [Recurrent(self.kind, self.features, way, name=names[way])(x, mask) for way in directions]
             x, last = (jnp.concatenate(both, axis=-1) for both in zip(*runs, strict=True))
         return x, last

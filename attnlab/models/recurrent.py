@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from attnlab.kernels.masks import length_mask
 from attnlab.layers.attention import SourceAttention
@@ -47,7 +47,7 @@ class DecoderStep(nn.Module):
         self, state: State, source: Source, previous: Float[Array, 'B E']
     ) -> tuple[State, tuple[Float[Array, 'B D'], Float[Array, 'B C'], Float[Array, 'B S']]]:
         """State and embedded previous token [B, E]: the next state, and what is read off it: s_t, c_t, weights."""
-        if self.attention == 'none':
+        if source.keys is None:
             context, weights = source.memory, jnp.zeros((previous.shape[0], 0), previous.dtype)
         else:
             context, weights = self.attend(output_of(state), source.keys, source.memory, source.lengths)

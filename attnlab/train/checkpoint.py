@@ -54,7 +54,8 @@ def save(manager: ocp.CheckpointManager, saved: Saved, keep: int = 2) -> None:
     if newest is not None and saved.step <= newest:
         # Orbax would return False and save nothing.
         raise ValueError(f'step {saved.step} is not newer than the saved step {newest}')
-    progress = saved.progress._asdict() | {'params_sha256': digest(saved.params), 'optimizer_sha256': digest(saved.optimizer)}
+    sums = {'params_sha256': digest(saved.params), 'optimizer_sha256': digest(saved.optimizer)}
+    progress = saved.progress._asdict() | sums
     manager.save(
         saved.step,
         args=ocp.args.Composite(
@@ -104,8 +105,11 @@ def _restore(manager: ocp.CheckpointManager, step: int, params: Any, optimizer: 
     trees = {'params': params} if optimizer is None else {'params': params, 'optimizer': optimizer}
     for name, tree in trees.items():
         _check_shapes(manager, step, name, tree)
+    # Without a sharding of its own an array would come back on the devices that it was saved from.
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), trees)
     restored = manager.restore(
-        step, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(tree) for name, tree in trees.items()})
+        step, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(tree) for name, tree in placed.items()})
     )
     for name in trees:
         if digest(restored[name]) != progress[f'{name}_sha256']:
@@ -136,5 +140,5 @@ def digest(tree: Any) -> str:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         array = np.asarray(leaf)
         total.update(f'{_path(path)} {array.dtype} {array.shape}'.encode())
-        total.update(np.ascontiguousarray(array))
+        total.update(array.tobytes())
     return total.hexdigest()

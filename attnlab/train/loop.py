@@ -28,7 +28,7 @@ class State(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A config's durations in steps; `log`, `evaluate` and `save` are periods, `patience` counts evaluations (0: off)."""
+    """A config's durations in steps; `patience` counts evaluations, 0 sets no limit."""
 
     total: int
     warmup: int
@@ -40,24 +40,31 @@ class Plan(NamedTuple):
 
 def plan(config: Any, examples: int) -> Plan:
     """Resolves every duration of a config; raises UserError for one that makes no sense."""
-    train, size = config.train, {'batch_size': config.train.batch_size, 'examples': examples}
+    train = config.train
     for key in ('batch_size', 'accumulate'):
         if train[key] < 1:
             raise UserError(f'train.{key} is {train[key]}; expected 1 or more')
     if train.batch_size % train.accumulate:
-        raise UserError(f'train.batch_size is {train.batch_size}; expected a multiple of accumulate = {train.accumulate}')
+        raise UserError(f'train.accumulate is {train.accumulate}; expected a divisor of batch_size = {train.batch_size}')
     if train.patience < 0:
         raise UserError(f'train.patience is {train.patience}; expected 0 (never stop early) or more')
-    total = steps(train.duration, 'train.duration', **size)
-    periods = {key: steps(train[key], f'train.{key}', **size, total=total) for key in ('log_every', 'eval_every', 'save_every')}
+    count = partial(steps, batch_size=train.batch_size, examples=examples)
+    total = count(train.duration, 'train.duration')
+    keys = ('log_every', 'eval_every', 'save_every')
+    periods = {key: count(train[key], f'train.{key}', total=total) for key in keys}
     for key, value in {'duration': total, **periods}.items():
         if value < 1:
             raise UserError(f'train.{key} is {train[key]!r}, less than one step; expected one step or more')
-    warmup = steps(config.optimizer.warmup, 'optimizer.warmup', **size, total=total)
-    return Plan(total, warmup, *periods.values(), train.patience)
+    warmup = count(config.optimizer.warmup, 'optimizer.warmup', total=total)
+    return Plan(total, warmup, periods['log_every'], periods['eval_every'], periods['save_every'], train.patience)
 
 
-def make_update(loss: Callable[[Params, Batch, jax.Array], Sums], optimize: optax.GradientTransformation, seed: int, accumulate: int):
+def make_update(
+    loss: Callable[[Params, Batch, jax.Array], Sums],
+    optimize: optax.GradientTransformation,
+    seed: int,
+    accumulate: int,
+) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
     """The pure training step: (state, batch) -> (state, values).
 
     The gradient is of the total over the whole batch divided by its whole weight, however many micro-batches it is
@@ -86,7 +93,7 @@ def make_update(loss: Callable[[Params, Batch, jax.Array], Sums], optimize: opta
         grads = jax.tree.map(lambda g: g / weight, grads)
         updates, optimizer_state = optimize.update(grads, state.optimizer, state.params)
         values = {'loss': sums.total / weight, **{name: x / weight for name, x in sums.extras.items()}}
-        values |= {'gradient_norm': optax.global_norm(grads), 'weight': sums.weight}
+        values |= {'gradient_norm': optax.tree.norm(grads), 'weight': sums.weight}
         return State(state.step + 1, optax.apply_updates(state.params, updates), optimizer_state), values
 
     return update

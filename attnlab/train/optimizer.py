@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from attnlab.errors import UserError
@@ -25,9 +26,10 @@ def schedule(config: Any, total: int, warmup: int) -> Schedule:
         case 'linear':
             after = optax.linear_schedule(peak, 0.0, rest)
         case 'rsqrt':
-            # Vaswani et al. 2017, section 5.3: falls with the square root of the step, from the peak at the warm-up's end.
+            # Vaswani et al. 2017, section 5.3: from the peak at the warm-up's end, with the square root of the step.
             start = max(warmup, 1)
-            after = lambda i: peak * (start / (start + i)) ** 0.5  # noqa: E731
+            # `join_schedules` asks every part at every step, this one before its start too.
+            after = lambda i: peak * (start / (start + jnp.maximum(i, 0))) ** 0.5
         case name:
             raise UserError(f"optimizer.schedule is {name!r}; expected 'constant', 'cosine', 'linear' or 'rsqrt'")
     return optax.join_schedules([optax.linear_schedule(0.0, peak, max(warmup, 1)), after], [warmup])

@@ -19,7 +19,7 @@ def bar(total: int, start: int):
     columns = (TextColumn('training'), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
     with Progress(*columns, TextColumn('{task.description}'), console=Console(file=sys.stderr)) as progress:
         shown = progress.add_task('', total=total, completed=start)
-        advance: Callable[[int, dict[str, float]], None] = lambda step, values: progress.update(  # noqa: E731
+        advance: Callable[[int, dict[str, float]], None] = lambda step, values: progress.update(
             shown, completed=step, description='  '.join(f'{name} {value:.3g}' for name, value in values.items())
         )
         yield advance

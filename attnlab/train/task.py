@@ -14,7 +14,7 @@ Batch = Any
 
 
 class Sums(NamedTuple):
-    """A loss not yet divided: `total` over `weight` things (tokens, examples), and other totals over the same things."""
+    """A loss not yet divided: `total` over `weight` things (tokens, examples), `extras` over the same things."""
 
     total: jax.Array
     weight: jax.Array

@@ -21,7 +21,7 @@ def write(path, text):
 
 
 def test_naacl(tmp_path):
-    text = '1 1 1 S\n1 1 2 P\n\n3 2 1\n0003 0002 0002 P 0.5\n3 3 3 0.25\n5 1 1 P\n5 1 1 S\n5 1 1 P\n'
+    text = '\n1 1 1 S\n1 1 2 P\n\n3 2 1\n0003 0002 0002 P 0.5\n3 3 3 0.25\n5 1 1 P\n5 1 1 S\n5 1 1 P\n'
     path = write(tmp_path / 'a.naacl', text)
     assert read_gold(path) == {
         1: links({(0, 0)}, {(0, 1)}), 3: links({(1, 0), (2, 2)}, {(1, 1)}), 5: links({(0, 0)}),

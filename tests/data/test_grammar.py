@@ -1,13 +1,17 @@
 """The grammar against sentences written by hand, an oracle of French of its own, and the promises of its splits."""
 
 import functools
+import os
 import re
+import subprocess
+import sys
 from itertools import combinations as two_of
+from pathlib import Path
 
 import pytest
 
 from attnlab.data import grammar
-from attnlab.data.grammar import lexicon, rules
+from attnlab.data.grammar import lexicon, sampling
 from attnlab.data.grammar.rules import Both, Clause, Gap, Name, Phrase, Pronoun, Sentence
 from attnlab.data.text import detokenise, normalise, tokenise
 from attnlab.errors import UserError
@@ -42,21 +46,17 @@ def is_(subject, quality, **more):
     return Clause(subject, None, quality=adjective(quality), **more)
 
 
-I, HE, SHE, WE, THEM = map(Pronoun, ('me', 'him', 'her', 'us', 'them'))
+ME, HE, SHE, WE = map(Pronoun, ('me', 'him', 'her', 'us'))
 
 # Structure; English; French; for every French word, its sure link and, after ?, the possible ones, by the guide.
 GOLD = [
     ([says(SHE, 'see', object=HE, negation='not')],
      'she does not see him.', 'elle ne le voit pas.', '0 ?1,2 4 3?1 2 5'),
-    ([says(SHE, 'see', object=HE)], 'she sees him.', 'elle le voit.', '0 2 1 3'),
-    ([says(I, 'love', object=SHE, negation='not')],
+    ([says(ME, 'love', object=SHE, negation='not')],
      'I do not love her.', "je ne l'aime pas.", '0 ?1,2 4 3?1 2 5'),
-    ([says(I, 'love', object=THEM)], 'I love them.', 'je les aime.', '0 2 1 3'),
-    ([says(I, 'wait', 'for', object=HE)], 'I wait for him.', "je l'attends.", '0 3 1?2 4'),
-    ([says(I, 'listen', 'to', object=np('king'))], 'I listen to the king.', "j'écoute le roi.", '0 1?2 3 4 5'),
-    ([says(np('dog', owner=np('teacher'), **{}), 'sleep')],
+    ([says(np('dog', owner=np('teacher')), 'sleep')],
      "the teacher's dog sleeps.", 'le chien du professeur dort.', '?0,2,3 3 2?0 1 4 5'),
-    ([says(Phrase(noun('dog'), adjectives=(adjective('black'),), owner=np('teacher')), 'sleep')],
+    ([says(np('dog', 'the', 'black', owner=np('teacher')), 'sleep')],
      "the teacher's black dog sleeps.", 'le chien noir du professeur dort.', '?0,2,4 4 3 2?0 1 5 6'),
     ([says(SHE, 'see', object=np('house', 'the', 'small', plural=True, owner=np('friend', 'my', plural=True)))],
      "she sees my friends' small houses.", 'elle voit les petites maisons de mes amis.', '0 1 ?4,6 5 6 4 2 3 7'),
@@ -65,7 +65,8 @@ GOLD = [
     ([says(SHE, 'find', object=np('umbrella', owner=np('friend', owner=np('uncle', 'my'))))],
      "she finds my uncle's friend's umbrella.", "elle trouve le parapluie de l'ami de mon oncle.",
      '0 1 ?6,7 7 6 ?4,5 5 4 2 3 8'),
-    ([says(np('Council', 'the', 'European', modifier='Security'), 'support', object=np('Area', 'the', 'European', 'Economic'))],
+    ([says(np('Council', 'the', 'European', modifier='Security'), 'support',
+           object=np('Area', 'the', 'European', 'Economic'))],
      'the European Security Council supports the European Economic Area.',
      'le conseil de sécurité européen soutient la zone économique européenne.',
      '0 3 ?2,3 2 1 4 5 8 7 6 9'),
@@ -81,7 +82,6 @@ GOLD = [
      'this old man is not very happy.', "ce vieil homme n'est pas très heureux.", '0 1 2 ?4 3 4 5 6 7'),
     ([is_(np('tree', 'this', 'beautiful', plural=True), 'old', past=True)],
      'these beautiful trees were old.', 'ces beaux arbres étaient vieux.', '0 1 2 3 4 5'),
-    ([says(np('animal', 'this', plural=False), 'sleep')], 'this animal sleeps.', 'cet animal dort.', '0 1 2 3'),
     ([says(HE, 'drink', object=np('water', 'bare', 'cold'))],
      'he drinks cold water.', "il boit de l'eau froide.", '0 1 ?3 ?3 3 2 4'),
     ([says(WE, 'eat', object=np('bread', 'bare', 'good'))],
@@ -101,8 +101,8 @@ GOLD = [
      'the man who does not see her works.', "l'homme qui ne la voit pas travaille.", '0 1 2 ?3,4 6 5?3 4 7 8'),
     ([is_(np('house', relative=says(SHE, 'see', object=Gap((3, False, True)), past=True)), 'white')],
      'the house that she saw is white.', "la maison qu'elle a vue est blanche.", '0 1 2 3 ?4 4 5 6 7'),
-    ([says(np('hero'), 'lose', object=np('key', 'the', plural=True, relative=says(I, 'find', object=Gap((3, True, True)),
-                                                                                 past=True, negation='not')))],
+    ([says(np('hero'), 'lose', object=np('key', plural=True, relative=says(
+        ME, 'find', object=Gap((3, True, True)), past=True, negation='not')))],
      'the hero loses the keys that I did not find.', "le héros perd les clés que je n'ai pas trouvées.",
      '0 1 2 3 4 5 6 ?7,8 ?7,9 8 9 10'),
     ([says(np('woman', plural=True), 'arrive', past=True, negation='not')],
@@ -120,9 +120,10 @@ GOLD = [
      'his aunt works near the market.', 'sa tante travaille près du marché.', '0 1 2 3 4?3 5 6'),
     ([says(np('friend', 'her'), 'dance', place=('in front of', np('school', 'her')))],
      'her friend dances in front of her school.', 'son ami danse devant son école.', '0 1 2 4?3,5 6 7 8'),
-    ([says(np('car', 'an', 'orange', plural=False), 'arrive')],
+    ([says(np('car', 'a', 'orange'), 'arrive')],
      'an orange car arrives.', 'une voiture orange arrive.', '0 2 1 3 4'),
-    ([says(HE, 'see', object=np('table', 'the', 'red', modifier='kitchen')), says(None, 'buy', object=np('dress', 'two', 'orange', plural=True))],
+    ([says(HE, 'see', object=np('table', 'the', 'red', modifier='kitchen')),
+      says(None, 'buy', object=np('dress', 'two', 'orange', plural=True))],
      ['and'], 'he sees the red kitchen table and buys two orange dresses.',
      'il voit la table de cuisine rouge et achète deux robes orange.', '0 1 2 5 ?4,5 4 3 6 7 8 10 9 11'),
     ([says(WE, 'sing'), says(HE, 'sleep')], ['if'], 'we sing if he sleeps.', "nous chantons s'il dort.", '0 1 2 3 4 5'),
@@ -133,8 +134,6 @@ GOLD = [
     ([is_(np('wall', 'the', 'high', plural=True, of=np('castle', 'a', 'medieval')), 'dirty')],
      'the high walls of a medieval castle are dirty.', "les hauts murs d'un château médiéval sont sales.",
      '0 1 2 3 4 6 5 7 8 9'),
-    ([says(np('mouse', 'my', 'African', plural=True), 'see', object=np('owl', 'the', 'high' and 'old'))],
-     'my African mice see the old owl.', 'mes souris africaines voient le vieux hibou.', '0 2 1 3 4 5 6 7'),
 ]
 
 
@@ -158,15 +157,14 @@ def test_gold_sentences(case):
 
 
 def test_inverted_adjectives():
-    pair = grammar.realised(Sentence((says(np('girl', 'a'), 'buy', object=np('house', 'a', 'small', 'white')),)))
-    assert pair.inverted == ((5, 6),)
     pair = grammar.realised(Sentence((is_(np('Area', 'the', 'European', 'Economic'), 'African'),)))
     assert pair.inverted == ((2, 2), (1, 3))
 
 
 @functools.cache
-def drawn(split, count=4000):
-    return grammar.examples(split, count, 11)
+def drawn(split):
+    counts = {'train': 50_000, 'valid': 1000, 'test': 1000, 'test_combinations': 2000, 'test_lengths': 2000}
+    return grammar.examples(split, counts[split], 11)
 
 
 EVERY = [pytest.param(split, id=split) for split in grammar.SPLITS]
@@ -174,7 +172,7 @@ EVERY = [pytest.param(split, id=split) for split in grammar.SPLITS]
 
 @pytest.mark.parametrize('split', EVERY)
 def test_words_are_those_of_the_tokeniser(split):
-    for e in drawn(split, 2000):
+    for e in drawn(split)[:1500]:
         assert list(e.source_words) == tokenise(normalise(e.source, 'en')) and e.source == normalise(e.source, 'en')
         assert list(e.target_words) == tokenise(normalise(e.target, 'fr')) and e.target == normalise(e.target, 'fr')
         assert (e.source, e.target) == (detokenise(e.source_words), detokenise(e.target_words))
@@ -182,7 +180,7 @@ def test_words_are_those_of_the_tokeniser(split):
 
 @pytest.mark.parametrize('split', EVERY)
 def test_links_are_sane(split):
-    for e in drawn(split, 2000):
+    for e in drawn(split)[:1500]:
         targets = [j for _, j in e.links.sure]
         assert len(targets) == len(set(targets))  # at most one sure link a French word
         assert {j for _, j in e.links.possible} == set(range(len(e.target_words)))
@@ -194,20 +192,19 @@ def test_links_are_sane(split):
 
 def test_english_determines_french():
     french = {}
-    for e in [*drawn('train', 30_000), *drawn('test'), *drawn('test_lengths'), *drawn('test_combinations')]:
+    for e in [*drawn('train'), *drawn('test'), *drawn('test_lengths'), *drawn('test_combinations')]:
         assert french.setdefault(e.source, e.target) == e.target
-        assert not {'it', 'you', 'they', 'read'} & set(e.source_words) - {'read'}
+        assert not {'it', 'you', 'they'} & set(e.source_words)
 
 
 def test_splits_are_disjoint():
     sources = {split: {e.source for e in drawn(split)} for split in grammar.SPLITS}
     for one, other in two_of(grammar.SPLITS, 2):
         assert not sources[one] & sources[other], (one, other)
-    assert not {e.source for e in drawn('train', 30_000)} & (sources['valid'] | sources['test'])
 
 
 def test_lengths():
-    counts = [len(e.source_words) for e in drawn('train')]
+    counts = [len(e.source_words) for e in drawn('train')[:4000]]
     assert max(counts) == 16 and 9 <= sum(counts) / len(counts) <= 11
     assert {len(e.source_words) for e in drawn('test_lengths')} <= set(range(18, 31))
 
@@ -228,23 +225,19 @@ def inverted_pairs(examples):
 
 def test_combinations_are_held_out():
     held = {(a.english, n.english[0]) for n in lexicon.NOUNS + lexicon.INSTITUTIONS for a in
-            lexicon.ADJECTIVES + lexicon.DOMAINS + lexicon.ORIGINS if grammar.sampling.held_out(a, n)}
+            lexicon.ADJECTIVES + lexicon.DOMAINS + lexicon.ORIGINS if sampling.held_out(a, n)}
     for split in ('train', 'valid', 'test', 'test_lengths'):
         assert not [pair for _, *pair in inverted_pairs(drawn(split)) if tuple(pair) in held]
     seen = {e.source for e, *pair in inverted_pairs(drawn('test_combinations')) if tuple(pair) in held}
-    assert len(seen) > 0.5 * 4000  # the others hold it before the noun, or after be
+    assert len(seen) > 0.5 * 2000  # the others hold it before the noun, or after be
 
 
-def test_every_combination_sentence_has_one():
-    """Each of its sentences would be refused by train: read off the structure that made it."""
-    held = grammar.sampling.held_out
-    assert not held(adjective('black'), noun('dog')) or True
-    for index in range(300):
-        e = grammar.example('test_combinations', 3, index)
+def test_every_sentence_holds_a_held_out_combination():
+    every = lexicon.ADJECTIVES + lexicon.DOMAINS + lexicon.ORIGINS
+    for e in drawn('test_combinations')[:300]:
         words = set(e.source_words)
-        found = [(a, n) for n in lexicon.NOUNS + lexicon.INSTITUTIONS if words & set(n.english)
-                 for a in lexicon.ADJECTIVES + lexicon.DOMAINS + lexicon.ORIGINS if a.english in words and held(a, n)]
-        assert found, e.source
+        here = [n for n in lexicon.NOUNS + lexicon.INSTITUTIONS if words & set(n.english)]
+        assert any(sampling.held_out(a, n) for a in every if a.english in words for n in here), e.source
 
 
 @pytest.mark.parametrize('split', EVERY)
@@ -253,6 +246,14 @@ def test_pure(split):
     assert grammar.example(split, 5, 13) == a[13] and grammar.examples(split, 20, 5) == a
     assert [e.source for e in grammar.examples(split, 20, 6)] != [e.source for e in a]
     assert len({e.source for e in a}) > 17
+
+
+def test_same_in_every_process():
+    code = ("from attnlab.data.grammar import examples\n"
+            "print([(e.source, e.target, sorted(e.links.possible), e.inverted) for e in examples('test', 9, 3)])")
+    runs = [subprocess.run([sys.executable, '-c', code], env={**os.environ, 'PYTHONHASHSEED': seed}, check=True,
+                           capture_output=True, cwd=Path(grammar.__file__).parents[3]).stdout for seed in '12']
+    assert runs[0] == runs[1]
 
 
 def test_pairs():
@@ -277,7 +278,7 @@ PHENOMENA = {  # in French, in English, least share of sentences
     'United Nations': ('des Nations unies', 'United Nations', 0.02),
     'relative': (r"\b(qui|que|qu')", r'\b(who|that)\b', 0.06),
     'coordination': (r'\bet\b', r'\band\b', 0.1),
-    'passé composé': (r"(\b|')(a|ai|ont|avons|est|sont)\b", '', 0.2),
+    'passé composé': (r"\b(a|ai|ont|avons) (pas |jamais )?\w*(é|i|u|t|vue|vus)\b", '', 0.15),
     'imparfait': (r'\b(étai(t|ent))\b', r'\b(was|were)\b', 0.03),
     'subordinate': ('', r'\b(because|if|when)\b', 0.04),
     'adverb': (r'\b(souvent|toujours|rarement|parfois)\b', r'\b(often|always|rarely|sometimes)\b', 0.05),
@@ -286,7 +287,7 @@ PHENOMENA = {  # in French, in English, least share of sentences
 
 
 def test_phenomena_are_all_common():
-    examples = drawn('train')
+    examples = drawn('train')[:4000]
     for name, (french, english, share) in PHENOMENA.items():
         count = sum(bool(re.search(french, e.target) and re.search(english, e.source)) for e in examples)
         assert count >= share * len(examples), (name, count)
@@ -312,17 +313,24 @@ MASCULINE = set('''homme garçon enfant roi prince père frère oncle professeur
 PLURALS = {'cheval': 'chevaux', 'oiseau': 'oiseaux', 'hibou': 'hiboux', 'animal': 'animaux', 'journal': 'journaux',
            'couteau': 'couteaux', 'bijou': 'bijoux', 'tableau': 'tableaux', 'cadeau': 'cadeaux', 'bateau': 'bateaux',
            'manteau': 'manteaux', 'chapeau': 'chapeaux', 'hôpital': 'hôpitaux', 'château': 'châteaux',
-           'bureau': 'bureaux', 'gâteau': 'gâteaux', 'ours': 'ours', 'souris': 'souris', 'héros': 'héros', 'jus': 'jus'}
-ADJECTIVES = '''beau beaux belle belles|vieux vieux vieille vieilles|nouveau nouveaux nouvelle nouvelles|bon bons bonne
-    bonnes|long longs longue longues|blanc blancs blanche blanches|gris gris grise grises|marron marron marron marron|
-    orange orange orange orange|heureux heureux heureuse heureuses|gentil gentils gentille gentilles|fier fiers fière
-    fières|jaloux jaloux jalouse jalouses|discret discrets discrète discrètes|loyal loyaux loyale loyales|créatif
-    créatifs créative créatives|inquiet inquiets inquiète inquiètes|cruel cruels cruelle cruelles|français français
-    française françaises|italien italiens italienne italiennes|grec grecs grecque grecques|européen européens européenne
-    européennes|national nationaux nationale nationales|royal royaux royale royales|cher chers chère chères|public publics
-    publique publiques|frais frais fraîche fraîches|secret secrets secrète secrètes|officiel officiels officielle
-    officielles|commercial commerciaux commerciale commerciales|financier financiers financière financières|mauvais
-    mauvais mauvaise mauvaises|central centraux centrale centrales|africain africains africaine africaines'''
+           'bureau': 'bureaux', 'gâteau': 'gâteaux', 'ours': 'ours', 'souris': 'souris', 'héros': 'héros', 'jus': 'jus',
+           'eau': 'eaux'}
+ADJECTIVES = '''
+    beau beaux belle belles | vieux vieux vieille vieilles | nouveau nouveaux nouvelle nouvelles |
+    bon bons bonne bonnes | long longs longue longues | blanc blancs blanche blanches | gris gris grise grises |
+    marron marron marron marron | orange orange orange orange | heureux heureux heureuse heureuses |
+    gentil gentils gentille gentilles | fier fiers fière fières | jaloux jaloux jalouse jalouses |
+    discret discrets discrète discrètes | loyal loyaux loyale loyales | créatif créatifs créative créatives |
+    inquiet inquiets inquiète inquiètes | cruel cruels cruelle cruelles | français français française françaises |
+    italien italiens italienne italiennes | grec grecs grecque grecques | européen européens européenne européennes |
+    national nationaux nationale nationales | royal royaux royale royales | cher chers chère chères |
+    canadien canadiens canadienne canadiennes | public publics publique publiques | frais frais fraîche fraîches |
+    secret secrets secrète secrètes | officiel officiels officielle officielles |
+    commercial commerciaux commerciale commerciales | financier financiers financière financières |
+    mauvais mauvais mauvaise mauvaises | central centraux centrale centrales |
+    médiéval médiévaux médiévale médiévales | international internationaux internationale internationales |
+    culturel culturels culturelle culturelles | africain africains africaine africaines
+'''
 SINGULAR_OF = {'le': 'm', 'ce': 'm', 'cet': 'm', 'un': 'm', 'du': 'm', 'au': 'm', 'mon': '?', 'son': '?', 'cette': 'f',
                'une': 'f', 'ma': 'f', 'sa': 'f', 'la': 'f'}
 
@@ -340,11 +348,12 @@ def test_forms_of_adjectives():
     table = {words[0]: tuple(words) for words in map(str.split, ADJECTIVES.split('|'))}
     for a in lexicon.ADJECTIVES + lexicon.DOMAINS + lexicon.ORIGINS:
         masculine = a.french[0]
+        stem = masculine[:-1] + 's' if masculine.endswith('eux') else masculine  # heureux, heureuse
         expected = table.get(masculine) or (  # the regular ones: -e, -s, and nothing to double or to change
             masculine, masculine + 's' * (masculine[-1] not in 'sx'),
-            masculine + 'e' * (masculine[-1] != 'e'), masculine + 'e' * (masculine[-1] != 'e') + 's')
+            stem + 'e' * (masculine[-1] != 'e'), stem + 'e' * (masculine[-1] != 'e') + 's')
         assert a.french == expected
-        regular_end = r'(e|é|i|rt|rd|nt|nd|id|ud|ir|eu|and|ain|ais|ois|ol|al|it|ut|ort|ge)$'
+        regular_end = r'(e|é|i|rt|rd|nt|nd|id|ud|ir|eu|and|ain|ais|ois|ol|al|it|ut|ort|eux|é|li)$'
         assert masculine in table or re.search(regular_end, masculine), masculine
         assert (masculine in BEFORE) == a.before
 
@@ -372,19 +381,20 @@ def agreement_errors(words):
                 yield ' '.join(words[k:rest + 1])
 
 
+VOWEL = r"(?:[aâeéêiouœAÉ]|h(?!éros|ibou|aut))"  # a mute h, not an aspirated one
+WRONG = re.compile('|'.join((
+    rf'\b(le|la|de|ne|que|je|me|ma|sa|ce|du|au|nouveau|beau) (?!et\b|est\b){VOWEL}',
+    rf"\b(l|d|n|qu|j|m)'(?!{VOWEL})", rf'\b(bel|vieil|nouvel|cet) (?!{VOWEL})',
+    r'\b(de|à) les?\b', r'\bsi ils?\b', rf'\b(un|le|ce|mon|son) vieux (?!et\b){VOWEL}', r'  ', r' [.,]')))
+WRONG_ARTICLE = re.compile(r'\ba (?!European)[aeioAEI]|\ba honest|\ban (?!honest)[^aeiouAEI]|\ban (useful|European)')
+
+
 @pytest.mark.parametrize('split', EVERY)
 def test_french_by_the_oracle(split):
-    vowel = r"(?:[aâeéêiouœAÉ]|h(?!éros|ibou|aut))"
-    wrong = re.compile('|'.join((
-        rf'\b(le|la|de|ne|que|je|me|ma|sa|ce|vieux|beau|nouveau|du|au) {vowel}(?!t\b)(?<! e)', r"\b[dlnqujm]+'(?!" + vowel + ')',
-        r'\bde les?\b', r'\bà les?\b', r"\bsi ils?\b", r'\b(bel|vieil|nouvel|cet) (?!' + vowel + ')', r"\bde le\b",
-        r"\b(ma|sa) " + vowel, r'  ', r" [.,]")))
-    for e in drawn(split, 2000):
-        text = e.target
-        found = wrong.search(re.sub(r'\b(vieux|beau|nouveau) et\b', '', text))
-        plural = found and re.match(r"vieux (h|a|o|é|e|i|œ)", found[0])  # vieux arbres, est vieux et
-        assert not found or plural, (found, text)
-        assert not list(agreement_errors(e.target_words)), text
-        assert not re.search(r'\ba [aeio]|\ban [^aeiouhAEI]', e.source), e.source
+    for e in drawn(split)[:1500]:
+        found = WRONG.search(re.sub(r'\b(est|était|pas|jamais|très|trop) (beau|nouveau)\b', 'est bleu', e.target))
+        assert not found, (found[0], e.target)
+        assert not list(agreement_errors(e.target_words)), e.target
+        assert not WRONG_ARTICLE.search(e.source), e.source
         assert ('not' in e.source_words) == ('pas' in e.target_words)
         assert ('never' in e.source_words) == ('jamais' in e.target_words)

@@ -60,7 +60,8 @@ def test_wrong_files_are_a_users_error(tmp_path, files, message):
 
 
 def test_pairs_have_all_their_sides():
-    for sides in ((('a', 'b'), ('c',), None), (('a',), ('b',), (Links(frozenset(), frozenset()),) * 2)):
+    empty = Links(frozenset(), frozenset())
+    for sides in ((('a', 'b'), ('c',), None), (('a',), ('b',), (empty, empty)), (('a',), ('b', 'c'), (empty,))):
         with pytest.raises(ValueError, match='a pair needs all its sides'):
             Pairs(*sides)
 

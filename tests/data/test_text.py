@@ -113,6 +113,7 @@ def test_the_locale_changes_nothing(tmp_path):
     ('“a” „b‟', '"a" "b"', '"a" "b"'),
     ('a – b — c‑d −1 …', 'a - b - c-d -1 ...', 'a - b - c-d -1 ...'),
     ('co\u00adop\u200bera\ufefftion\u200d e\u200b\u0301\0', 'cooperation é', 'cooperation é'),
+    ('ﬁ ² ½ ①', 'ﬁ ² ½ ①', 'ﬁ ² ½ ①'),
     ('Quoi? Non!', 'Quoi ? Non !', 'Quoi? Non!'),
     ('Quoi\u202f? Non\u00a0!', 'Quoi ? Non !', 'Quoi? Non!'),
     ('a;b : c ; d:', 'a;b : c ; d :', 'a;b: c; d:'),

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from attnlab.data.parallel import multi30k
@@ -135,6 +135,7 @@ SUBWORDS = build('subwords', LINES, 320, 'fr')
 FAVOURED = st.sampled_from('aé l\'".?▁<>/s\ufdd0' + JOIN + SPACE)
 
 
+@example('▁a▁ ▁ \ufdd0')
 @given(st.text(st.one_of(FAVOURED, st.characters(exclude_categories=['Cs']))))
 @settings(max_examples=300, derandomize=True, deadline=None)
 def test_subwords_give_any_text_back(text):
@@ -146,12 +147,15 @@ def test_subwords_give_any_text_back(text):
 
 
 @given(st.lists(st.integers(0, SUBWORDS.size - 1)))
+@example([UNK, *[SUBWORDS.tokens.index('▁')] * 3])
+@example([BOS, SUBWORDS.tokens.index('h'), EOS, SUBWORDS.tokens.index('h')])
 @settings(max_examples=300, derandomize=True, deadline=None)
 def test_whatever_a_model_writes_is_text(ids):
     assert isinstance(SUBWORDS.decode(ids), str)
     spans = SUBWORDS.words(ids)
     assert [0] * bool(ids) + [stop for _, _, stop in spans] == [start for _, start, _ in spans] + [len(ids)] * bool(ids)
     assert all(label for label, _, _ in spans)
+    assert all(stop - start == 1 for _, start, stop in spans if min(ids[start:stop]) <= EOS)
     assert len(SUBWORDS.pieces(ids)) == len(ids)
 
 

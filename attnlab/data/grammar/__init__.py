@@ -10,7 +10,8 @@ participle; coordination, relative and subordinate clauses.
 
 The English determines the French.  Every sense of an English word has one French word, every noun one gender (a teacher
 is un professeur, a friend un ami); it, you, they, and whatever would leave a gender or a number open, do not occur; the
-English past is the passé composé (was: the imparfait), and a verb whose past looks like its present has none.
+English past is the passé composé (was: the imparfait); states (love, know, live) and read, whose past looks like its
+present, have none.
 Sentences begin in lower case and end in a period; capitals belong to names, to English adjectives of origin, and to
 the English names of institutions, which French writes here as the common nouns they are made of.
 
@@ -21,9 +22,9 @@ English text.  test_combinations holds, in every sentence, an adjective with a n
 Guide to the links
 ------------------
 Links are sure (S) or possible (P), as in Och and Ney 2003, "A Systematic Comparison of Various Statistical Alignment
-Models", section 4.1: S where the two words translate each other in any context, P where a word is needed by the other
-language's grammar, or is part of a longer expression.  S is a subset of P.  Every French word has at least one link
-and at most one S link; an English word may have several.
+Models": S where the link is beyond doubt, P where it is not, above all for function words that the other language lacks
+and for the parts of a longer expression.  S is a subset of P.  Every French word has at least one link and at most one
+S link; an English word may have several.
 
 - Content words, names, pronouns, conjunctions, adverbs, the comma before but, the final period: S to their translation.
 - Determiners: S to theirs (the-le, a-un, some-des, my-mon).  A French article without an English one (des, du, de la,

@@ -137,10 +137,8 @@ def determiner(name: str, feminine: bool, plural: bool, following: str, at: int)
     match name:
         case 'the':
             text = 'les' if plural else 'la' if feminine else 'le'
-        case 'a' | 'an':
+        case 'a':
             text = 'une' if feminine else 'un'
-        case 'some':
-            text = 'des'
         case 'this':
             text = 'ces' if plural else 'cette' if feminine else 'cet' if vowel else 'ce'
         case _ if name in lexicon.POSSESSIVES:
@@ -165,81 +163,95 @@ def noun_phrase(english: list[str], phrase: 'Phrase | Name | Both', negated: boo
             words = noun_phrase(english, first)
             words.append(Word('et', add(english, 'and')))
             return words + noun_phrase(english, second)
-        case Phrase(noun, name, plural, adjectives, modifier, nations, owner, of, relative):
-            pass
+        case Phrase():
+            words = simple_phrase(english, phrase, negated)
         case _:
             raise TypeError(f'not a noun phrase: {phrase!r}')
-    feminine = noun.feminine
+    if phrase.relative:
+        gap = isinstance(phrase.relative.object, Gap)
+        who = 'who' if phrase.noun.classes[0] == 'p' and not gap else 'that'
+        words.append(Word('que' if gap else 'qui', add(english, who)))
+        words += clause(english, phrase.relative, phrase.agreement)
+    return words
 
-    # English: determiner or owner's, adjectives, modifier, noun
-    possessor: list[Word] = []
-    if owner:
-        start = len(english)
-        possessor = noun_phrase(english, owner)
-        mark = add(english, "'" if isinstance(owner, Phrase) and owner.plural and english[-1].endswith('s') else "'s")
-        possessor.insert(0, Word('de', mark))
-    else:
-        start = mark = len(english)
-        if name != 'bare':
-            english.append('these' if name == 'this' and plural else name)
-    places: list[tuple[Adjective, int]] = []
-    united = add(english, 'United') if nations else 0
-    if nations:
-        english.append('Nations')
-    pairs: list[int] = []  # the English and between two adjectives
-    for adjective in adjectives:
-        if isinstance(adjective, tuple):
-            places.append((adjective[0], add(english, adjective[0].english)))
-            pairs.append(add(english, 'and'))
-            places.append((adjective[1], add(english, adjective[1].english)))
-        else:
-            places.append((adjective, add(english, adjective.english)))
-    modified = add(english, modifier.english) if modifier else 0
+
+def simple_phrase(english: list[str], phrase: Phrase, negated: bool) -> list[Word]:
+    """English: determiner or owner's, adjectives, modifier, noun, of a whole.
+
+    French: determiner, the few adjectives before, noun, de modifier, the others from the last, de owner or whole.
+    """
+    noun, plural, feminine, modifier = phrase.noun, phrase.plural, phrase.noun.feminine, phrase.modifier
+    start = len(english)
+    behind = opening(english, phrase)
+    mark = len(english) - 1
+    united = len(english)
+    if phrase.nations:
+        english += ['United', 'Nations']
+        behind = [Word('de', -1, (united, united + 1)), Word('les', -1, (united, united + 1)),
+                  Word('Nations', united + 1), Word('unies', united, (), True)]
+    places, joint = described(english, phrase.adjectives)
+    modified = add(english, modifier.english) if modifier else -1
     head = add(english, noun.english[plural])
-    if name == 'a' and not owner:
+    if phrase.determiner == 'a':
         english[start] = lexicon.article(english[start + 1])
 
-    # French: determiner, the few adjectives before, noun, de modifier, the other adjectives from the last, de owner
     words = [Word(noun.french[plural], head)]
     for adjective, at in reversed(places):
         if adjective.before:
             words.insert(0, Word(adjective_form(adjective, feminine, plural, words[0].text), at))
-    following = words[0].text
-    if owner:  # the owner makes it definite: its 's and its article stand for ours
-        words.insert(0, determiner('the', feminine, plural, following, -1)._replace(
-            possible=(mark, head, start) if english[start] == 'the' else (mark, head)))
-    elif negated and name in ('a', 'bare'):
-        words.insert(0, Word('de', start) if name == 'a' else Word('de', -1, (head,)))
-    elif name == 'bare' and not plural:  # partitive: de l'eau, du pain
-        words.insert(0, determiner('the', feminine, False, following, -1)._replace(possible=(head,)))
-        words.insert(0, Word('de', -1, (head,)))
-    elif name in ('bare', 'some'):  # de petites maisons, but des maisons blanches
-        text = 'de' if len(words) > 1 else 'des'
-        words.insert(0, Word(text, start) if name == 'some' else Word(text, -1, (head,)))
+    if phrase.owner:  # the owner makes it definite: 's and an initial the stand for the French article
+        hints = (mark, head, start) if english[start] == 'the' else (mark, head)
+        words.insert(0, determiner('the', feminine, plural, words[0].text, -1)._replace(possible=hints))
     else:
-        words.insert(0, determiner(name, feminine, plural, following, start))
+        words = articles(phrase, negated, words, start, head) + words
     if modifier:
-        words.append(Word('de', -1, (modified, head)))
-        words.append(Word(modifier.french, modified))
-    after = [Word(adjective.french[2 * feminine + plural], at, (), True)
-             for adjective, at in places if not adjective.before]
-    if pairs:
-        words += [after[0], Word('et', pairs[0]), after[1]]
-    else:
-        words += after[::-1]
-    if nations:
-        words += [Word('de', -1, (united, united + 1)), Word('les', -1, (united, united + 1)),
-                  Word('Nations', united + 1), Word('unies', united, (), True)]
-    if of:
+        words += [Word('de', -1, (modified, head)), Word(modifier.french, modified)]
+    after = [Word(a.french[2 * feminine + plural], at, (), True) for a, at in places if not a.before]
+    words += [after[0], Word('et', joint), after[1]] if joint else after[::-1]
+    if phrase.of:
         words.append(Word('de', add(english, 'of')))
-        words += noun_phrase(english, of)
-    words += possessor
-    if relative:
-        gap = isinstance(relative.object, Gap)
-        who = 'who' if noun.classes[0] == 'p' and not gap else 'that'
-        words.append(Word('que' if gap else 'qui', add(english, who)))
-        words += clause(english, relative, phrase.agreement)
-    return words
+        words += noun_phrase(english, phrase.of)
+    return words + behind
+
+
+def opening(english: list[str], phrase: Phrase) -> list[Word]:
+    """Writes the determiner or the owner; returns the French of the owner."""
+    if phrase.owner:
+        words = noun_phrase(english, phrase.owner)
+        regular = phrase.owner.agreement[1] and english[-1].endswith('s')
+        return [Word('de', add(english, "'" if regular else "'s")), *words]
+    if phrase.determiner != 'bare':
+        english.append('these' if phrase.determiner == 'this' and phrase.plural else phrase.determiner)
+    return []
+
+
+def described(english: list[str], adjectives: tuple) -> tuple[list[tuple[Adjective, int]], int]:
+    """Writes the adjectives; returns each with its place, and the place of the and between two (0: none)."""
+    places: list[tuple[Adjective, int]] = []
+    joint = 0
+    for adjective in adjectives:
+        one, *other = adjective if isinstance(adjective, tuple) else (adjective,)
+        places.append((one, add(english, one.english)))
+        if other:
+            joint = add(english, 'and')
+            places.append((other[0], add(english, other[0].english)))
+    return places, joint
+
+
+def articles(phrase: Phrase, negated: bool, words: list[Word], start: int, head: int) -> list[Word]:
+    """What stands before `words`, the noun and the adjectives before it."""
+    name = phrase.determiner
+    if negated and name == 'a':
+        return [Word('de', start)]
+    if negated and name == 'bare':
+        return [Word('de', -1, (head,))]
+    if name == 'bare' and not phrase.plural:  # partitive: de l'eau, du pain
+        return [Word('de', -1, (head,)),
+                determiner('the', phrase.noun.feminine, False, words[0].text, -1)._replace(possible=(head,))]
+    if name in ('bare', 'some'):  # de petites maisons, but des maisons blanches
+        text = 'de' if len(words) > 1 else 'des'
+        return [Word(text, start) if name == 'some' else Word(text, -1, (head,))]
+    return [determiner(name, phrase.noun.feminine, phrase.plural, words[0].text, start)]
 
 
 def clause(english: list[str], c: Clause, inherited: tuple[int, bool, bool]) -> list[Word]:
@@ -293,10 +305,16 @@ def clause(english: list[str], c: Clause, inherited: tuple[int, bool, bool]) -> 
         _, many, her = agreement if verb.être else preceding.agreement if preceding else (3, False, False)
         words.append(Word(verb.participle + 'e' * her + 's' * many, at, with_particle))
 
-    if c.object and not isinstance(c.object, (Pronoun, Gap)):
-        if verb.à:
+    return words + complements(english, c, at, particle)
+
+
+def complements(english: list[str], c: Clause, at: int, particle: int) -> list[Word]:
+    """Object, to a recipient, place: what stands behind the verb in both languages.  `at`: the English verb."""
+    words: list[Word] = []
+    if c.object and c.verb and not isinstance(c.object, (Pronoun, Gap)):
+        if c.verb.à:
             words.append(Word('à', particle) if particle >= 0 else Word('à', -1, (at,)))
-        words += noun_phrase(english, c.object, negation >= 0 and not verb.à)
+        words += noun_phrase(english, c.object, bool(c.negation) and not c.verb.à)
     if c.recipient and not isinstance(c.recipient, Pronoun):
         words.append(Word('à', add(english, 'to')))
         words += noun_phrase(english, c.recipient)

@@ -91,7 +91,7 @@ def adjective(rng: Random, seek: bool, noun: Noun, before: bool | None = None) -
     return pick(rng, choices) if choices else None
 
 
-def described(rng: Random, seek: bool, noun: Noun) -> tuple:
+def described(rng: Random, seek: bool, noun: Noun, plural: bool) -> tuple:
     """No adjective, one, one on either side, two that follow, or two joined by and, of one kind."""
     chance = rng.random()
     if chance < 0.4:
@@ -110,14 +110,15 @@ def described(rng: Random, seek: bool, noun: Noun) -> tuple:
         return (after,)
     if after.english[0].islower() and other.english[0].isupper():
         return after, other  # a black Italian dress: une robe italienne noire
-    return ((after, other),) if after.classes == other.classes else (after,)
+    joint = after.classes == other.classes and (plural or after.english[0].islower())  # English and French ministers
+    return ((after, other),) if joint else (after,)
 
 
 def institution(rng: Random, seek: bool) -> Phrase:
     """the European Economic Area, the Arab Research Council, the United Nations Security Council."""
     noun = pick(rng, lexicon.INSTITUTIONS)
     nations = rng.random() < 0.25
-    choices = seek and adjectives(noun, True) or adjectives(noun, False)
+    choices = seek and rng.random() < 0.5 and adjectives(noun, True) or adjectives(noun, False)
     origins = () if nations else tuple(a for a in choices if a in lexicon.ORIGINS)
     domains = tuple(a for a in choices if a in lexicon.DOMAINS)
     origin = (pick(rng, origins),) if origins else ()
@@ -159,7 +160,7 @@ def _common(rng: Random, seek: bool, noun: Noun, indefinite: bool = False, bare:
     mass = noun.classes[0] in lexicon.MASS
     plural = not mass and noun.english[0] not in ('father', 'mother') and rng.random() < 0.3
     name = determiner(rng, noun, plural, indefinite, bare, negated)
-    return Phrase(noun, name, plural, described(rng, seek, noun), modifier)
+    return Phrase(noun, name, plural, described(rng, seek, noun, plural), modifier)
 
 
 def owner(rng: Random, seek: bool) -> Phrase | Name:
@@ -251,7 +252,7 @@ def state(rng: Random, seek: bool, depth: int) -> Clause:
     who = subject(rng, seek, pick(rng, ('p', 'p', 'a', 'b', 'cv', 'xt')), depth, None)
     if isinstance(who, Phrase):
         quality = adjective(rng, seek, who.noun)
-        if quality in who.adjectives:
+        if quality in who.adjectives or quality and quality.english[0].isupper():  # no "French men are Greek"
             who = replace(who, adjectives=())
     else:
         quality = pick(rng, TEMPERS)
@@ -269,7 +270,7 @@ def predicate(rng: Random, seek: bool, who, classes: str, depth: int, verb: Verb
     verb = verb or pick(rng, verbs_of(classes))
     no = negation(rng)
     past = verb.past and rng.random() < 0.4
-    often = adverb(rng, no)
+    often = '' if verb.generic and not verb.past else adverb(rng, no)  # nobody sometimes loves
     if verb is lexicon.GOING:
         return Clause(who, verb, None, past, no, often, place=('to', noun_phrase(rng, seek, 'g', False)))
     if not verb.objects:
@@ -322,11 +323,11 @@ def structure(rng: Random, seek: bool, long: bool) -> Sentence:
     if long and chance < 0.5:
         first, second, third = (clause(rng, seek, 1) for _ in range(3))
         return Sentence((first, second, third), (pick(rng, COORDINATES), conjunction(rng, second, third)))
-    if long or chance < 0.12:
+    if long or chance < 0.15:
         first, second = (clause(rng, seek, int(long)) for _ in range(2))
-        joint = pick(rng, COORDINATES) if rng.random() < 0.5 else conjunction(rng, first, second)
+        joint = pick(rng, COORDINATES) if rng.random() < 0.4 else conjunction(rng, first, second)
         return Sentence((first, second), (joint,))
-    if chance < 0.22:
+    if chance < 0.25:
         first = clause(rng, seek, 0)
         if isinstance(first.subject, (Pronoun, Name)) and first.verb:
             shared = first.subject if isinstance(first.subject, Pronoun) else None

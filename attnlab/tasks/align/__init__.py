@@ -9,13 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab import config as configs
 from attnlab.data import batches, grammar
-from attnlab.data.pairs import Pairs
 from attnlab.data.vocabulary import PAD, Vocabulary
 from attnlab.errors import UserError
 from attnlab.models.recurrent import RecurrentSeq2Seq
-from attnlab.tasks.align import alignment, corpus, scores, translator
+from attnlab.tasks.align import corpus, pictures, scores, translator
 from attnlab.train import checkpoint
 from attnlab.train.losses import cross_entropy
 from attnlab.train.task import Params, Sums, Task
@@ -119,8 +117,6 @@ def load(config: Any, workdir: Path) -> Run:
 
 def evaluate(config: Any, workdir: Path, split: str) -> dict[str, Any]:
     """All scores of a split; writes `samples/SPLIT.json`."""
-    from attnlab.tasks.align import pictures
-
     pairs = corpus.read(config.data, split, config.seed)
     run = load(config, workdir)
     encoded = corpus.encode_pairs(pairs, run.vocabularies)
@@ -165,8 +161,6 @@ def show(workdir: Path, split: str, found: dict[str, Any]) -> None:
 
 def translate(config: Any, workdir: Path, sentences: Sequence[str], joined: bool) -> list[str]:
     """Prints the French of each sentence and draws its alignment; returns the French."""
-    from attnlab.tasks.align import pictures
-
     run = load(config, workdir)
     source = corpus.encode(sentences, run.vocabularies[0])
     # As many rows as sentences, up to the batch of training: one sentence does not pay for a whole batch.

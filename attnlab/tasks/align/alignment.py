@@ -20,7 +20,7 @@ def links(weights: np.ndarray, rows: Sequence[Span], columns: Sequence[Span], sh
     """One (source word, produced word) for each produced word: where it looks most, EOS apart on both sides.
 
     weights: [T, S] over tokens, the last row and column those of EOS.
-    shift: 0 reads a word at the steps that emit it, 1 at the steps that it feeds, one later (Chen et al. 2020, SHIFT-ATT).
+    shift: 0 reads a word at the steps that emit it, 1 one later, at the steps that it feeds (Chen et al. 2020).
     """
     if len(rows) < 2 or len(columns) < 2:
         return frozenset()

@@ -38,7 +38,7 @@ def by_length(sources: Sequence[str], outputs: Sequence[str], references: Sequen
     words = np.array([len(tokenise(normalise(source, language))) for source in sources])
     rows = []
     for low, high in LENGTHS:
-        chosen = np.flatnonzero((words >= low) & (words <= high))
+        chosen = np.flatnonzero((words >= low) & (words <= high)).tolist()
         if len(chosen):
             score = bleu([outputs[i] for i in chosen], [references[i] for i in chosen])
             rows.append({'from': low, 'to': min(high, int(words.max())), 'sentences': len(chosen), 'bleu': score})

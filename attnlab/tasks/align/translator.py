@@ -1,13 +1,13 @@
 """A trained model in use: forced and free decoding of many sentences, in few shapes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.data.batches import pad, plan
+from attnlab.data.batches import Rows, pad, plan
 from attnlab.data.vocabulary import BOS, EOS, PAD
 from attnlab.decode.greedy import Decoded, greedy
 from attnlab.models.recurrent import RecurrentSeq2Seq
@@ -49,7 +49,7 @@ def make(model: RecurrentSeq2Seq, widths: Sequence[int], batch_size: int) -> Tra
     def free(params: Params, source: jax.Array) -> Decoded:
         state, memory = model.apply({'params': params}, source, method='encode')
 
-        def step(state, tokens):
+        def step(state: Any, tokens: jax.Array) -> Any:
             return model.apply({'params': params}, state, memory, tokens, method='decode')
 
         # Twice the source and some: far more than French needs, and one shape for each width.
@@ -58,9 +58,8 @@ def make(model: RecurrentSeq2Seq, widths: Sequence[int], batch_size: int) -> Tra
     return Translator(force, free, tuple(widths), batch_size)
 
 
-def _batches(translator: Translator, lengths: Sequence[int], batch_size: int | None) -> Iterator[tuple[int, np.ndarray]]:
-    order = np.arange(len(lengths))
-    yield from plan(np.asarray(lengths), order, translator.widths, batch_size or translator.batch_size)
+def _batches(translator: Translator, lengths: Sequence[int], batch_size: int | None = None) -> list[Rows]:
+    return plan(np.array(lengths), np.arange(len(lengths)), translator.widths, batch_size or translator.batch_size)
 
 
 def translate(
@@ -84,7 +83,7 @@ def force(
     """Reads given translations: their negative log-likelihood (nats), its tokens, and each one's weights [T, S]."""
     nll, count, out = 0.0, 0, [np.zeros((0, 0), np.float32)] * len(source)
     lengths = [max(len(a), len(b)) for a, b in zip(source, target, strict=True)]
-    for width, rows in _batches(translator, lengths, None):
+    for width, rows in _batches(translator, lengths):
         sums, weights = jax.device_get(translator.force(params, pad(source, rows, width), pad(target, rows, width)))
         nll, count = nll + float(sums.extras['nll']), count + int(sums.weight)
         for slot, row in enumerate(rows):

@@ -1,0 +1,121 @@
+"""A training step of the recurrent model beside the same step in PyTorch."""
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from attnlab.bench.timing import hardware, interleave
+from attnlab.data.vocabulary import BOS, EOS
+from attnlab.errors import RunError
+from attnlab.models.recurrent import RecurrentSeq2Seq
+from attnlab.train import loop, optimizer
+from attnlab.train.losses import cross_entropy
+
+ATTENTIONS = ('additive', 'dot', 'none')
+SMOOTHING, CLIP, RATE = 0.1, 1.0, 1e-3
+PACKAGES = ('jax', 'flax', 'torch')
+
+
+class Sizes(NamedTuple):
+    """Those of experiments/align/multi30k_gru.py, at the width of its typical batch."""
+
+    vocabulary: int = 6000
+    embedding: int = 128
+    hidden: int = 256
+    batch: int = 128
+    width: int = 16
+    dropout: float = 0.3
+
+
+def main() -> None:
+    """Prints milliseconds a step, target tokens a second and the ratio, for each attention."""
+    measure(Sizes(), rounds=15)
+
+
+def measure(sizes: Sizes, rounds: int) -> None:
+    """One step is forward, backward, clipping and Adam, on one batch with some padding.
+
+    Both start from the same weights, and must agree on the loss there before either is timed.
+    PyTorch runs eagerly, on as many threads as it takes by itself.
+    """
+    from attnlab.bench import seq2seq_torch as peer
+
+    arrays = batch(sizes)
+    tokens = int(np.sum(arrays[2] != 0))
+    print(hardware(PACKAGES))
+    print(f'PyTorch eager on {peer.torch.get_num_threads()} threads; {tokens} target tokens in {arrays[2].size} places')
+    print(f'{"attention":<10}{"attnlab":>18}{"PyTorch":>25}{"ratio":>12}')
+    for attention in ATTENTIONS:
+        functions = steps(sizes, attention, arrays)
+        times = {name: median(each) for name, each in interleave(functions, rounds).items()}
+        cells = (f'{1e3 * seconds:8.1f} ms {tokens / seconds:8.0f} tok/s' for seconds in times.values())
+        print(f'{attention:<10}', *cells, f'{times["PyTorch"] / times["attnlab"]:6.2f}')
+
+
+def batch(sizes: Sizes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Source, decoder inputs and labels, [B, width] int32, of 11 to 16 tokens in 16 places, EOS last."""
+    random = np.random.default_rng(0)
+    sides = []
+    for _ in range(2):
+        lengths = random.integers(sizes.width * 2 // 3 + 1, sizes.width + 1, (sizes.batch, 1))
+        tokens, at = random.integers(4, sizes.vocabulary, (sizes.batch, sizes.width)), np.arange(sizes.width)
+        sides.append(np.where(at < lengths - 1, tokens, np.where(at == lengths - 1, EOS, 0)).astype(np.int32))
+    source, labels = sides
+    inputs = np.where(labels == 0, 0, np.roll(labels, 1, axis=1))
+    inputs[:, 0] = BOS
+    return source, inputs, labels
+
+
+def steps(sizes: Sizes, attention: str, arrays: tuple[np.ndarray, ...]) -> dict[str, Callable[[], float]]:
+    """The two training steps, by name; raises RunError if they are not the same computation."""
+    from attnlab.bench import seq2seq_torch as peer
+
+    dimensions = (sizes.vocabulary, sizes.vocabulary, 'gru', sizes.embedding, sizes.hidden, 1, True, False, attention)
+    model, other = RecurrentSeq2Seq(*dimensions, sizes.dropout), peer.Seq2Seq(*dimensions, sizes.dropout)
+    params = jax.jit(model.init)(jax.random.key(0), *arrays[:2])['params']
+    peer.load(other, params)
+    check(model, params, other, arrays)
+    return {
+        'attnlab': trainer(model, params, arrays),
+        'PyTorch': peer.trainer(other, arrays, smoothing=SMOOTHING, clip=CLIP, rate=RATE),
+    }
+
+
+def check(model: RecurrentSeq2Seq, params: Any, other: Any, arrays: tuple[np.ndarray, ...]) -> None:
+    """Raises RunError unless both have the same loss without dropout."""
+    from attnlab.bench import seq2seq_torch as peer
+
+    source, inputs, labels = arrays
+    logits, _ = jax.jit(model.apply)({'params': params}, source, inputs)
+    sums = cross_entropy(logits, jnp.asarray(labels), SMOOTHING)
+    ours, theirs = float(sums.total / sums.weight), peer.evaluate(other, arrays, SMOOTHING)
+    if not abs(ours - theirs) <= 1e-5 * abs(theirs):
+        raise RunError(f'the same weights and batch give the loss {ours:.6f} here and {theirs:.6f} in PyTorch')
+
+
+def trainer(model: RecurrentSeq2Seq, params: Any, arrays: tuple[np.ndarray, ...]) -> Callable[[], float]:
+    """A function that trains by one step of the loop on (source, inputs, labels) and returns the loss before it."""
+    optimize = optimizer.build(
+        ConfigDict(dict(name='adam', learning_rate=RATE, clip=CLIP, weight_decay=0.0)), lambda step: RATE
+    )
+
+    def loss(params: Any, batch: Any, rng: jax.Array) -> Any:
+        source, inputs, labels = batch
+        logits, _ = model.apply({'params': params}, source, inputs, False, rngs={'dropout': rng})
+        return cross_entropy(logits, labels, SMOOTHING)
+
+    update = jax.jit(loop.make_update(loss, optimize, 0, 1), donate_argnums=0)
+    state = loop.State(jnp.int32(0), params, optimize.init(params))
+
+    def step() -> float:
+        nonlocal state
+        state, values = update(state, arrays)
+        jax.block_until_ready(state)
+        return float(values['loss'])
+
+    return step

@@ -1,0 +1,58 @@
+"""The bench of the training step, at sizes that take no time."""
+
+import jax
+import numpy as np
+import pytest
+
+from attnlab.bench import seq2seq
+from attnlab.errors import RunError
+
+TINY = seq2seq.Sizes(vocabulary=20, embedding=4, hidden=3, batch=4, width=6, dropout=0.1)
+
+
+def test_the_batch_is_shifted_and_padded():
+    source, inputs, labels = seq2seq.batch(TINY)
+    for side in (source, labels):
+        lengths = np.sum(side != 0, axis=1)
+        assert side.shape == (4, 6) and side.max() < 20 and set(lengths) <= {5, 6} and 5 in lengths
+        assert np.all(side[np.arange(4), lengths - 1] == seq2seq.EOS)
+    assert np.all(inputs[:, 0] == seq2seq.BOS)
+    for row, label in zip(inputs, labels, strict=True):
+        count = np.sum(label != 0)
+        assert row[1:count].tolist() == label[: count - 1].tolist() and not np.any(row[count:])
+
+
+@pytest.mark.peers
+def test_a_table_of_both_for_every_attention(capsys):
+    seq2seq.measure(TINY, rounds=2)
+    machine, threads, head, *rows = capsys.readouterr().out.splitlines()
+    assert 'torch' in machine and 'PyTorch eager' in threads and head.split() == ['attention', 'attnlab', 'PyTorch', 'ratio']
+    assert [row.split()[0] for row in rows] == list(seq2seq.ATTENTIONS)
+    for row in rows:
+        ours, our_rate, theirs, their_rate, ratio = (float(word) for word in row.split()[1:] if word[0].isdigit())
+        assert ratio == pytest.approx(theirs / ours, abs=0.05, rel=0.1)
+        assert our_rate / their_rate == pytest.approx(theirs / ours, rel=0.1)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize('attention', seq2seq.ATTENTIONS)
+def test_both_go_down_the_same_road(attention):
+    losses = {
+        name: [step() for _ in range(4)]
+        for name, step in seq2seq.steps(TINY._replace(dropout=0.0), attention, seq2seq.batch(TINY)).items()
+    }
+    np.testing.assert_allclose(losses['attnlab'], losses['PyTorch'], rtol=1e-5)
+    assert losses['attnlab'][-1] < losses['attnlab'][0]
+
+
+@pytest.mark.peers
+def test_it_is_not_timed_unless_both_compute_the_same():
+    from attnlab.bench import seq2seq_torch as peer
+    from attnlab.models.recurrent import RecurrentSeq2Seq
+
+    dimensions = (20, 20, 'gru', 4, 3, 1, True, False, 'dot', 0.0)
+    model, other = RecurrentSeq2Seq(*dimensions), peer.Seq2Seq(*dimensions)
+    arrays = seq2seq.batch(TINY)
+    params = model.init(jax.random.key(0), *(jax.numpy.asarray(x) for x in arrays[:2]))['params']
+    with pytest.raises(RunError, match='the same weights and batch give the loss'):
+        seq2seq.check(model, params, other, arrays)

@@ -1,0 +1,505 @@
+"""The rules of attention that hold whatever the score, forward and backward.
+
+With query and key zero all visible keys weigh the same, so the output is a plain mean, known without a reference.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.kernels import oracle
+
+B, T, S, N, K, H = 2, 4, 5, 4, 2, 3
+NAN, INF = float('nan'), float('inf')
+
+
+def arrays(dtype='float32', T=T, S=S, seed=0):
+    """query, key, value drawn at random."""
+    random = np.random.default_rng(seed)
+    shapes = (B, T, N, H), (B, S, K, H), (B, S, K, H)
+    return tuple(jnp.asarray(random.normal(size=shape), dtype) for shape in shapes)
+
+
+def means(attend, T, S, **kwargs):
+    """[T], what each query sees of the values 1, 2, ... S at equal weights."""
+    value = jnp.arange(1.0, S + 1)[None, :, None, None]
+    return attend(jnp.zeros((1, T, 1, 1)), jnp.zeros((1, S, 1, 1)), value, **kwargs)[0, :, 0, 0]
+
+
+def run(attend, query, key, value, bias=None, weigh=1.0, **kwargs):
+    """(output, residual, weights) and the gradients of a weighted sum of the output."""
+
+    def loss(arrays):
+        output, *more = attend(*arrays, **kwargs, return_residual=True, return_weights=True)
+        each = jnp.cos(jnp.arange(output.size, dtype=jnp.float32)).reshape(output.shape)
+        return jnp.sum(jnp.where(weigh != 0, output.astype(jnp.float32), 0) * each * weigh), (output, *more)
+
+    given = (query, key, value) if bias is None else (query, key, value, bias)
+    gradients, results = jax.grad(loss, has_aux=True)(given)
+    return results, gradients
+
+
+def same(a, b):
+    """Bit-equal trees; NaN is never equal."""
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+    assert finite(a)
+
+
+def finite(tree):
+    return all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(tree))
+
+
+# Rows that see nothing
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+@pytest.mark.parametrize('select', ['multiply', 'where'])
+def test_a_row_that_sees_nothing_gives_zero_and_sends_zero(attend, dtype, select):
+    query, key, value = arrays(dtype, T=3)
+    mask = (jnp.arange(3) < 2)[None, None, :, None]
+    counted = mask.swapaxes(1, 2)
+
+    def loss(given):
+        output = attend(*given, mask=mask)
+        kept = output * counted if select == 'multiply' else jnp.where(counted, output, 0)
+        return jnp.sum(jnp.sin(kept)), output
+
+    gradients, output = jax.grad(loss, has_aux=True)((query, key, value))
+    assert jnp.all(output[:, 2] == 0)
+    assert jnp.all(gradients[0][:, 2] == 0)
+    assert finite((output, gradients)) and all(jnp.any(x != 0) for x in gradients)
+
+
+def test_no_gradient_of_a_row_that_sees_nothing_passes_even_if_it_is_nan(attend):
+    def loss(given):
+        output = attend(*given, query_seq_lengths=jnp.array([2, 0]))
+        length = jnp.sqrt(jnp.sum(output**2, axis=-1))  # its slope at the zero row is infinite
+        return jnp.sum(jnp.where(length > 0, length, 0))
+
+    gradients = jax.grad(loss)(arrays())
+    assert finite(gradients)
+    assert not any(jnp.any(x[1] != 0) for x in gradients)
+
+
+def test_a_bias_of_minus_infinity_rules_out_as_a_mask_does(attend):
+    seen = np.tri(T, S, -1, dtype=bool)[None, None]  # row 0 sees nothing
+    bias = jnp.where(seen, 0.0, -INF)
+    results, gradients = run(attend, *arrays(), bias)
+    masked, expected = run(attend, *arrays(), jnp.zeros((1, 1, T, S)), mask=jnp.asarray(seen))
+    same(results, masked)
+    same(gradients, expected)
+
+
+# What stands in a masked slot
+
+
+MASKS = {
+    'lengths of keys': ({'key_value_seq_lengths': jnp.array([3, 0])}, np.s_[:, :0]),
+    'mask': ({'mask': jnp.asarray([[0, 1, 1, 0, 1], [0] * 5], bool)[:, None, None, :]}, np.s_[:, :0]),
+    'segments': ({'query_segment_ids': jnp.array([[0, 1, 1, 2], [0] * 4]),
+                  'key_segment_ids': jnp.array([[1, 1, 9, 9, 1], [9] * 5])}, np.s_[:1, [0, 3]]),
+    'lengths of both': ({'query_seq_lengths': jnp.array([2, 4]), 'key_value_seq_lengths': jnp.array([5, 2])},
+                        np.s_[:1, 2:]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('junk', [NAN, INF, -INF, 3e38])
+@pytest.mark.parametrize('rules, rows', MASKS.values(), ids=MASKS)
+def test_what_stands_in_a_masked_slot_never_matters(attend, rules, rows, junk):
+    query, key, value = arrays()
+    shape = np.broadcast_shapes((B, N, T, S), np.shape(rules.get('mask', True)))
+    plain = {name: np.asarray(x) for name, x in rules.items()}
+    seen = np.array([oracle.visible(*index, **plain) for index in np.ndindex(shape)]).reshape(shape)
+    columns = jnp.asarray(~seen.any((1, 2)))[:, :, None, None]
+    unseen = jnp.asarray(~seen.any((1, 3)))[:, :, None, None]
+    assert unseen[rows].all() and columns.any()
+    bias = jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
+
+    def filled(x):
+        return (
+            jnp.where(unseen, x, query), jnp.where(columns, x, key), jnp.where(columns, x, value),
+            jnp.where(jnp.asarray(seen), bias, x),
+        )  # fmt: skip
+
+    same(run(attend, *filled(junk), **rules), run(attend, *filled(0.0), **rules))
+
+
+@pytest.mark.parametrize('junk', [NAN, INF])
+@pytest.mark.parametrize('where', ['key', 'value'])
+def test_junk_reaches_who_attends_to_it_and_nobody_else(attend, where, junk):
+    query, key, value = arrays(T=S)
+    there = {'key': key, 'value': value}
+    late = np.zeros((S, K), bool)
+    late[-1, 1] = True  # the last key of the second key head: seen by the last row of the last two query heads
+
+    def call(x, **kwargs):
+        given = there | {where: jnp.where(late[None, :, :, None], x, there[where])}
+        return run(attend, query, **given, is_causal=True, **kwargs)
+
+    reached = np.zeros((1, S, N, 1), bool)
+    reached[:, -1, 2:] = True
+    (output, *_), _ = call(junk)
+    assert not jnp.any(jnp.isfinite(output) & reached)
+    assert jnp.all(jnp.isfinite(output) | reached)
+    (output, *_), gradients = call(junk, weigh=jnp.where(reached, 0.0, 1.0))
+    (expected, *_), slopes = call(0.0, weigh=jnp.where(reached, 0.0, 1.0))
+    same(jnp.where(reached, 0, output), jnp.where(reached, 0, expected))
+    if where == 'key':
+        same(gradients, slopes)
+
+
+@pytest.mark.parametrize('where', ['query', 'bias', 'query without a mask', 'bias without a mask'])
+def test_junk_that_is_attended_is_not_hidden(attend, where):
+    query, key, value = arrays()
+    bias = jnp.zeros((1, 1, T, S))
+    query, bias = (query.at[0, 1, 0, 0].set(NAN), bias) if 'query' in where else (query, bias.at[0, 0, 1, 0].set(NAN))
+    kwargs = {} if 'without' in where else {'key_value_seq_lengths': jnp.array([3, 3])}
+    bad = np.zeros((B, T, N), bool)
+    bad[(0, 1, 0) if 'query' in where else np.s_[:, 1]] = True
+    output = attend(query, key, value, bias, **kwargs)
+    np.testing.assert_array_equal(jnp.isnan(output).any(-1), bad)
+
+
+# Causality, lengths, windows, segments
+
+
+@pytest.mark.parametrize(
+    'T, S, top_left, bottom_right',
+    [
+        (2, 5, [1, 1.5], [2.5, 3]),
+        (5, 2, [1, 1.5, 1.5, 1.5, 1.5], [0, 0, 0, 1, 1.5]),
+        (1, 5, [1], [3]),
+    ],
+)
+def test_causality_is_aligned_at_the_top_left_or_where_positions_say(attend, T, S, top_left, bottom_right):
+    np.testing.assert_allclose(means(attend, T, S, is_causal=True), top_left, rtol=1e-6)
+    positions = {'query_positions': jnp.arange(S - T, S)[None], 'key_positions': jnp.arange(S)[None]}
+    np.testing.assert_allclose(means(attend, T, S, is_causal=True, **positions), bottom_right, rtol=1e-6)
+
+
+def test_causality_is_no_slope_from_the_future(attend):
+    query, key, value = arrays(T=S)
+    (output, *_), _ = run(attend, query, key, value, is_causal=True)
+    changed = tuple(x.at[:, -1].add(1.0) for x in (key, value))
+    (other, *_), _ = run(attend, query, *changed, is_causal=True)
+    same(output[:, :-1], other[:, :-1])
+    assert not jnp.allclose(output[:, -1], other[:, -1], atol=1e-2)
+    (open_, *_), _ = run(attend, query, key, value)
+    assert not jnp.allclose(output[:, :-1], open_[:, :-1], atol=1e-2)
+
+
+def test_one_query_at_a_time_is_the_causal_matrix(attend):
+    query, key, value = arrays(T=S)
+    whole = attend(query, key, value, is_causal=True)
+
+    def step(t, row):
+        return t + 1, attend(row[:, None], key, value, is_causal=True, query_positions=t[None, None])[:, 0]
+
+    _, rows = jax.lax.scan(step, jnp.int32(0), query.swapaxes(0, 1))
+    np.testing.assert_allclose(rows.swapaxes(0, 1), whole, atol=1e-6)
+
+
+def test_lengths_of_keys_alone_and_of_both(attend):
+    four = jnp.array([4])
+    np.testing.assert_allclose(means(attend, 6, 6, key_value_seq_lengths=four), [2.5] * 6, rtol=1e-6)
+    both = means(attend, 6, 6, key_value_seq_lengths=four, query_seq_lengths=jnp.array([2]))
+    np.testing.assert_allclose(both, [2.5, 2.5, 0, 0, 0, 0], rtol=1e-6)
+
+
+def test_a_padded_example_is_the_example_alone(attend):
+    query, key, value = (jnp.concatenate([x, x[:1] + 1]) for x in arrays())
+    lengths = [0, 1, S]
+    rows = attend(query, key, value, key_value_seq_lengths=jnp.array(lengths))
+    for b, length in enumerate(lengths):
+        alone = attend(query[b : b + 1], key[b : b + 1, :length], value[b : b + 1, :length])
+        np.testing.assert_allclose(rows[b : b + 1], alone, atol=1e-6)
+    assert jnp.all(rows[0] == 0)
+
+
+def test_a_neighbour_of_length_zero_changes_nothing(attend):
+    query, key, value = arrays()
+    (output, *_), gradients = run(attend, query, key, value, key_value_seq_lengths=jnp.array([S - 1, 0]))
+    (alone, *_), expected = run(
+        attend, query[:1], key[:1], value[:1], key_value_seq_lengths=jnp.array([S - 1])
+    )
+    same(output[:1], alone)
+    same(jax.tree.map(lambda x: x[:1], gradients), expected)
+
+
+@pytest.mark.parametrize('shape', [(B, 1, 1, S), (1, 1, T, S), (B, N, T, S), (1, 1, 1, 1), (1, N, 1, S)])
+def test_masks_of_every_broadcast_are_their_full_array(attend, shape):
+    mask = jnp.asarray(np.random.default_rng(2).random(shape) < 0.6)
+    full = jnp.broadcast_to(mask, (B, N, T, S))
+    same(run(attend, *arrays(), mask=mask), run(attend, *arrays(), mask=full))
+
+
+@pytest.mark.parametrize('mapped', [False, True])
+@pytest.mark.parametrize('shape', [(1, N, T, S), (B, 1, 1, S), (1, 1, T, S)])
+def test_the_gradient_of_a_small_bias_is_the_sum_of_the_full_one(attend, shape, mapped):
+    bias = jnp.asarray(np.random.default_rng(3).normal(size=shape), jnp.float32)
+    once = lambda bias: run(attend, *arrays(), bias, is_causal=True)
+    small, full = bias, jnp.broadcast_to(bias, (B, N, T, S))
+    if mapped:
+        (results, gradients), (expected, slopes) = (jax.vmap(once)(x[None]) for x in (small, full))
+        results, gradients, expected, slopes = jax.tree.map(lambda x: x[0], (results, gradients, expected, slopes))
+    else:
+        (results, gradients), (expected, slopes) = once(small), once(full)
+    np.testing.assert_allclose(results[0], expected[0], atol=1e-6)
+    axes = tuple(axis for axis in range(4) if shape[axis] == 1)
+    assert gradients[3].shape == shape
+    np.testing.assert_allclose(gradients[3], jnp.sum(slopes[3], axes, keepdims=True), atol=1e-5)
+
+
+@pytest.mark.parametrize('x64', [False, True])
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+def test_causality_and_padding_together_are_one_mask(attend, dtype, x64):
+    query, key, value = (x.astype(dtype) for x in arrays(T=S))
+    padding = jnp.array([[0, 1, 1, 1, 1]], bool)[:, None, None, :]
+    low = jnp.full((1, 1, 1, S), -20, dtype)
+    with jax.debug_nans(True), jax.debug_infs(True), jax.enable_x64(x64):
+        both = run(attend, query, key, value, low, mask=padding, is_causal=True)
+        one = run(attend, query, key, value, low, mask=padding & jnp.tri(S, dtype=bool)[None, None])
+    same(both, one)
+    assert both[0][0].dtype == dtype and jnp.all(both[0][0][:, 0] == 0)
+
+
+def test_a_window_is_keys_before_and_after_beside_the_query_itself(attend):
+    window = lambda size, T=5, **kwargs: means(attend, T, 5, local_window_size=size, **kwargs)
+    np.testing.assert_allclose(window((1, 0)), [1, 1.5, 2.5, 3.5, 4.5], rtol=1e-6)
+    np.testing.assert_allclose(window(1), [1.5, 2, 3, 4, 4.5], rtol=1e-6)
+    np.testing.assert_allclose(window((0, 0)), [1, 2, 3, 4, 5], rtol=1e-6)
+    np.testing.assert_allclose(window((5, 0)), means(attend, 5, 5, is_causal=True), rtol=1e-6)
+    np.testing.assert_allclose(window(1, is_causal=True), window((1, 0)), rtol=1e-6)
+    np.testing.assert_allclose(window((1, 0), key_value_seq_lengths=jnp.array([2])), [1, 1.5, 2, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(window((1, 0), T=1, query_positions=jnp.array([[3]])), [3.5], rtol=1e-6)
+
+
+def test_packed_segments_are_each_alone(attend):
+    query, key, value = arrays(T=S)
+    ids = jnp.array([[0, 0, 1, 1, 9]])
+    kwargs = {'query_segment_ids': ids, 'key_segment_ids': ids, 'is_causal': True}
+    second = np.zeros((1, S, 1, 1))
+    second[:, 2:4] = 1
+    (output, *_), gradients = run(attend, query, key, value, weigh=jnp.asarray(second, jnp.float32), **kwargs)
+    for part in (slice(0, 2), slice(2, 4)):
+        alone = attend(query[:, part], key[:, part], value[:, part], is_causal=True)
+        np.testing.assert_allclose(output[:, part], alone, atol=3e-7)
+    for gradient in gradients:
+        assert jnp.all(gradient[:, :2] == 0) and jnp.all(gradient[:, 4] == 0) and jnp.any(gradient[:, 2:4] != 0)
+    (other, *_), _ = run(attend, *(x.at[:, 0].add(1) for x in (query, key, value)), **kwargs)
+    same(other[:, 2:], output[:, 2:])
+    assert jnp.any(other[:, :2] != output[:, :2])
+
+
+# Heads
+
+
+@pytest.mark.parametrize('heads', [(4, 4), (4, 2), (4, 1), (6, 3)])
+def test_heads_share_keys_in_groups(attend, heads):
+    many, few = heads
+    value = jnp.broadcast_to(jnp.arange(1.0, few + 1)[None, None, :, None], (1, 2, few, 2))
+    output = attend(jnp.zeros((1, 2, many, 2)), jnp.zeros((1, 2, few, 2)), value)
+    np.testing.assert_allclose(output[0, 0, :, 0], np.repeat(np.arange(1, few + 1), many // few), rtol=1e-6)
+
+
+def test_gradients_of_shared_heads_are_the_sums_over_their_groups(attend):
+    query, key, value = arrays()
+    _, (_, dk, dv) = run(attend, query, key, value, is_causal=True)
+    _, (_, *each) = run(attend, query, *(jnp.repeat(x, N // K, axis=2) for x in (key, value)), is_causal=True)
+    for few, many in zip((dk, dv), each, strict=True):
+        np.testing.assert_allclose(few, many.reshape(B, S, K, N // K, H).sum(3), atol=1e-5)
+
+
+# Precision
+
+
+def test_results_have_the_dtype_of_the_query(attend):
+    for dtype in ('float32', 'bfloat16', 'float16'):
+        for other in ('float32', 'bfloat16'):
+            query, key, value = arrays()
+            key, value = key.astype(other), value.astype(other)
+            output, residual, weights = attend(
+                query.astype(dtype), key, value, return_residual=True, return_weights=True
+            )
+            assert output.dtype == dtype and residual.dtype == weights.dtype == jnp.float32
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+def test_long_sums_do_not_stall(attend, dtype):
+    zeros, ones = jnp.zeros((1, 4096, 1, 1), dtype), jnp.ones((1, 4096, 1, 1), dtype)
+    assert jnp.all(attend(zeros[:, :1], zeros, ones) == 1)
+
+
+# Weights
+
+
+@pytest.mark.parametrize('rate', [0.0, 0.5])
+def test_weights_are_those_before_dropout_and_asking_changes_nothing(attend, rate):
+    query, key, value = arrays()
+    kwargs = {'key_value_seq_lengths': jnp.array([S - 1, 0]), 'dropout_rate': rate, 'dropout_rng': jax.random.key(0)}
+    output, weights = attend(query, key, value, return_weights=True, **kwargs)
+    same(output, attend(query, key, value, **kwargs))
+    np.testing.assert_allclose(weights.sum(-1)[0], 1, atol=1e-6)
+    assert weights.shape == (B, N, T, S) and jnp.all(weights[:, :, :, -1] == 0) and jnp.all(weights[1] == 0)
+    mean = jnp.einsum('bnts,bsnh->btnh', weights, jnp.repeat(value, N // K, axis=2))
+    assert bool(jnp.allclose(mean, output, atol=1e-6)) == (rate == 0)
+    same(weights, attend(query, key, value, return_weights=True, **kwargs | {'dropout_rate': 0.0})[1])
+
+
+def test_what_is_asked_for_comes_in_order(attend):
+    output, residual, weights = attend(*arrays(), return_residual=True, return_weights=True)
+    assert (output.shape, residual.shape, weights.shape) == ((B, T, N, H), (B, T, N), (B, N, T, S))
+    same(attend(*arrays(), return_residual=True), (output, residual))
+    same(attend(*arrays(), return_weights=True), (output, weights))
+    same(attend(*arrays()), output)
+
+
+def test_the_residual_has_no_gradient(attend):
+    slopes = jax.grad(lambda x: jnp.sum(attend(*x, return_residual=True)[1]))(arrays())
+    assert not any(jnp.any(x != 0) for x in slopes)
+
+
+# Dropout
+
+
+def dropped(attend, rate, key, S=64):
+    """[B, N, T, S]: weights before and after dropout; the values are the unit vectors, so the output is the weights."""
+    query, keys, _ = arrays(S=S)
+    value = jnp.broadcast_to(jnp.eye(S)[None, :, None, :], (B, S, K, S))
+    output, weights = attend(query, keys, value, dropout_rate=rate, dropout_rng=key, return_weights=True)
+    return np.asarray(weights), np.asarray(output.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize('rate', [0.1, 0.5])
+def test_dropout_zeroes_or_rescales_each_weight_on_its_own(attend, rate):
+    weights, after = dropped(attend, rate, jax.random.key(1))
+    kept = after != 0
+    np.testing.assert_allclose(after, kept * weights / (1 - rate), rtol=1e-6)
+    deviation = np.sqrt(rate * (1 - rate) / kept.size)
+    assert abs(kept.mean() - (1 - rate)) < 5 * deviation
+    rows = kept.reshape(-1, kept.shape[-1])
+    assert len(np.unique(rows, axis=0)) == len(rows)  # batch rows, heads and queries each have their own mask
+    centred = (rows - (1 - rate)) / np.sqrt(rate * (1 - rate))
+    together = (centred @ centred.T)[~np.eye(len(rows), dtype=bool)] / rows.shape[1]
+    assert np.abs(together).max() < 6 / np.sqrt(rows.shape[1])
+
+
+def test_dropout_is_a_function_of_its_key(attend):
+    _, first = dropped(attend, 0.5, jax.random.key(1))
+    np.testing.assert_array_equal(first, dropped(attend, 0.5, jax.random.key(1))[1])
+    assert np.mean((first != 0) != (dropped(attend, 0.5, jax.random.key(2))[1] != 0)) > 0.4
+    dropped(attend, 0.5, jax.random.PRNGKey(1))  # the older kind of key
+
+
+def test_the_mean_of_many_draws_is_the_output_without(attend):
+    call = lambda key: attend(*arrays(), dropout_rate=0.5, dropout_rng=key)
+    draws = np.asarray(jax.jit(jax.vmap(call))(jax.random.split(jax.random.key(0), 4000)))
+    error = draws.std(0) / np.sqrt(len(draws))
+    assert np.all(np.abs(draws.mean(0) - attend(*arrays())) <= 5 * error) and np.all(error > 0)
+
+
+def test_gradients_pass_the_weights_that_were_kept(attend):
+    query, key, value = arrays()
+    kwargs = {'dropout_rate': 0.5, 'dropout_rng': jax.random.key(3)}
+    eye = jnp.broadcast_to(jnp.eye(S)[None, :, None, :], (B, S, K, S))
+    kept = attend(query, key, eye, **kwargs).swapaxes(1, 2)
+    (output, *_), (_, _, dv) = run(attend, query, key, value, **kwargs)
+    wide = jnp.repeat(value, N // K, axis=2)
+    np.testing.assert_allclose(output, jnp.einsum('bnts,bsnh->btnh', kept, wide), atol=1e-6)
+    each = jnp.cos(jnp.arange(output.size, dtype=jnp.float32)).reshape(output.shape)
+    expected = jnp.einsum('bnts,btnh->bsnh', kept, each).reshape(B, S, K, N // K, H).sum(3)
+    np.testing.assert_allclose(dv, expected, atol=1e-5)
+
+
+def test_no_dropout_needs_no_key(attend):
+    same(attend(*arrays(), dropout_rate=0.0), attend(*arrays()))
+    same(attend(*arrays(), dropout_rate=0.0, dropout_rng=jax.random.key(0)), attend(*arrays()))
+
+
+@pytest.mark.parametrize('rate', [-0.5, NAN, 1.0, 1.5])
+def test_rates_that_are_none_are_refused(attend, rate):
+    with pytest.raises(ValueError, match=f'dropout_rate is {rate}; expected 0 <= rate < 1'):
+        attend(*arrays(), dropout_rate=rate, dropout_rng=jax.random.key(0))
+
+
+def test_a_rate_without_a_key_is_refused(attend):
+    with pytest.raises(ValueError, match='dropout_rng is None; pass a key'):
+        attend(*arrays(), dropout_rate=0.5)
+
+
+# Transformations and sizes
+
+
+LENGTHS = jnp.array([S, 2])
+
+
+def scalar(attend, query, key, value):
+    return jnp.sum(jnp.sin(attend(query, key, value, is_causal=True, key_value_seq_lengths=LENGTHS)))
+
+
+def test_jit_and_remat_change_no_gradient(attend):
+    loss = lambda x: scalar(attend, *x)
+    expected = jax.grad(loss)(arrays())
+    for transformed in (jax.jit(jax.grad(loss)), jax.grad(jax.checkpoint(loss)), jax.jit(jax.grad(jax.remat(loss)))):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), transformed(arrays()), expected)
+
+
+def test_maps_are_loops(attend):
+    many = jax.tree.map(lambda *x: jnp.stack(x), *(arrays(seed=i) for i in range(4)))
+    slope = jax.grad(lambda x: scalar(attend, *x))
+    expected = jax.tree.map(lambda *x: jnp.stack(x), *(slope(arrays(seed=i)) for i in range(4)))
+    assert jax.device_count() >= 4
+    mapped = jax.jit(jax.vmap(jax.checkpoint(slope))), jax.pmap(slope), lambda x: jax.lax.map(slope, x)
+    for transformed in mapped:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), transformed(many), expected)
+
+
+@pytest.mark.parametrize('sizes', [(0, 3, 3), (1, 0, 3), (1, 3, 0)])
+@pytest.mark.parametrize('masked', [False, True])
+def test_sizes_of_zero(attend, sizes, masked):
+    b, t, s = sizes
+    kwargs = {'is_causal': True, 'key_value_seq_lengths': jnp.full(b, 2)} if masked else {}
+    (output, _, weights), gradients = run(
+        attend, jnp.ones((b, t, N, H)), jnp.ones((b, s, K, H)), jnp.ones((b, s, K, H)), **kwargs
+    )
+    assert output.shape == (b, t, N, H) and weights.shape == (b, N, t, s)
+    assert jnp.all(output == 0) and all(jnp.all(x == 0) for x in gradients)
+
+
+# Errors
+
+
+def wrong(**changed):
+    query, key, value = arrays()
+    return {'query': query, 'key': key, 'value': value} | changed
+
+
+ERRORS = {
+    r'query has shape \(4, 3\); expected 4 axes': wrong(query=jnp.zeros((4, 3))),
+    r'key has shape \(2, 5, 2, 4\); expected .* B = 2, H = 3': wrong(key=jnp.zeros((B, S, K, 4))),
+    r'key has shape \(1, 5, 2, 3\); expected': wrong(key=jnp.zeros((1, S, K, H))),
+    r'value has shape \(2, 4, 2, 3\); expected .*\[2, 5, 2, any\]': wrong(value=jnp.zeros((B, 4, K, H))),
+    r'3 query heads do not divide .* over 2': wrong(query=jnp.zeros((B, T, 3, H))),
+    r'query has dtype int32; expected a float': wrong(query=jnp.zeros((B, T, N, H), int)),
+    r'value has dtype bool; expected a float': wrong(value=jnp.zeros((B, S, K, H), bool)),
+    r'mask has dtype float32; expected boolean': wrong(mask=jnp.zeros((B, 1, 1, S))),
+    r'mask has shape \(2, 5\); expected 4 axes .*\(2, 4, 4, 5\)': wrong(mask=jnp.ones((B, S), bool)),
+    r'mask has shape \(2, 4, 5\); expected 4 axes': wrong(mask=jnp.ones((B, T, S), bool)),
+    r'mask has shape \(2, 1, 1, 4\); expected': wrong(mask=jnp.ones((B, 1, 1, T), bool)),
+    r'bias has dtype int32; expected a float': wrong(bias=jnp.zeros((1, 1, 1, S), int)),
+    r'bias has shape \(1, 2, 1, 5\); expected': wrong(bias=jnp.zeros((1, K, 1, S))),
+    r'query_seq_lengths has shape \(1,\); expected \(2,\)': wrong(query_seq_lengths=jnp.array([1])),
+    r'key_value_seq_lengths has dtype float32; expected': wrong(key_value_seq_lengths=jnp.array([1.0, 2])),
+    r'key_positions has shape \(5,\); expected \(2, 5\) or \(1, 5\)': wrong(key_positions=jnp.arange(S)),
+    r'query_positions has dtype uint32; expected signed': wrong(query_positions=jnp.arange(T, dtype='uint32')[None]),
+    r'go together; got only one': wrong(query_segment_ids=jnp.zeros((B, T), int)),
+    r'local_window_size is \(-1, 0\); expected': wrong(local_window_size=(-1, 0)),
+    r'local_window_size is \(1, 2, 3\); expected': wrong(local_window_size=(1, 2, 3)),
+}
+
+
+@pytest.mark.parametrize('message, given', ERRORS.items())
+def test_errors_name_what_came_and_what_was_expected(attend, as_used, message, given):
+    with pytest.raises(ValueError, match=message):
+        attend(**given)

@@ -1,0 +1,200 @@
+"""The recurrent encoder-decoder: PyTorch's numbers, Flax's cell, and what padding and labels may change."""
+
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from attnlab.decode.greedy import greedy
+from attnlab.layers.recurrent import GRUCell
+from attnlab.models.recurrent import RecurrentSeq2Seq
+from attnlab.tasks.align.translator import shift
+from attnlab.train.losses import cross_entropy
+
+GOLDEN = Path(__file__).parents[1] / 'golden' / 'recurrent.npz'
+TOLERANCE = 64 * float(np.finfo(np.float32).eps)
+V, EMBEDDING, HIDDEN = 13, 6, 5
+BOS, EOS = 2, 3
+LONG = [5, 8, 12, 4, 6, 11, 9, 7, EOS]
+SHORT = [7, 9, 4, EOS]
+
+
+def make(cell='gru', attention='additive', layers=1, bidirectional=True, reverse=False):
+    """A model and random parameters large enough for decisions of its own."""
+    model = RecurrentSeq2Seq(V, V, cell, EMBEDDING, HIDDEN, layers, bidirectional, reverse, attention, 0.0)
+    tokens = jnp.ones((1, 2), jnp.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)['params']
+    random = np.random.default_rng(3)
+    return model, jax.tree.map(lambda x: jnp.asarray(random.standard_normal(x.shape), jnp.float32), shapes)
+
+
+def pad(*sentences, width):
+    return jnp.array([sentence + [0] * (width - len(sentence)) for sentence in sentences], jnp.int32)
+
+
+@pytest.mark.parametrize('attention', ['additive', 'dot', 'none'])
+@pytest.mark.parametrize('cell', ['gru', 'lstm'])
+def test_the_numbers_of_torch(cell, attention):
+    with np.load(GOLDEN) as file:
+        golden = {key: file[key] for key in ('source', 'inputs', 'labels', 'smoothing')}
+        golden |= {key: file[f'{cell}/{attention}/{key}'] for key in ('params', 'logits', 'weights', 'loss', 'gradients')}
+    model = RecurrentSeq2Seq(7, 7, cell, 4, 3, 1, True, False, attention, 0.0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), golden['source'], golden['inputs'])['params']
+    flat, unflatten = ravel_pytree(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes))
+    assert golden['params'].shape == flat.shape
+
+    @jax.jit
+    def values(flat):
+        def loss(flat):
+            logits, weights = model.apply({'params': unflatten(flat)}, golden['source'], golden['inputs'])
+            sums = cross_entropy(logits, golden['labels'], float(golden['smoothing']))
+            return sums.total / sums.weight, (logits, weights)
+
+        return jax.value_and_grad(loss, has_aux=True)(flat)
+
+    (loss, (logits, weights)), gradients = values(golden['params'])
+    found = {'logits': logits, 'weights': weights, 'loss': loss, 'gradients': gradients}
+    for key, x in found.items():
+        np.testing.assert_allclose(x, golden[key], rtol=TOLERANCE, atol=TOLERANCE, err_msg=key, strict=True)
+
+
+def test_the_cell_of_flax():
+    random = np.random.default_rng(0)
+    state, inputs = (jnp.asarray(random.standard_normal((4, size)), jnp.float32) for size in (HIDDEN, EMBEDDING))
+    flax = nn.GRUCell(HIDDEN)
+    theirs = flax.init(jax.random.key(0), state, inputs)['params']
+    theirs = jax.tree.map(lambda x: random.standard_normal(x.shape).astype(np.float32), theirs)
+    side = lambda letter, kind: [theirs[letter + gate].get(kind, np.zeros(HIDDEN, np.float32)) for gate in 'rzn']
+    ours = {
+        name: {'kernel': np.concatenate(side(letter, 'kernel'), 1), 'bias': np.concatenate(side(letter, 'bias'))}
+        for name, letter in (('input', 'i'), ('hidden', 'h'))
+    }
+    _, expected = flax.apply({'params': theirs}, state, inputs)
+    found = GRUCell(HIDDEN).apply({'params': ours}, state, inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    'kind',
+    [
+        dict(attention='additive'),
+        dict(cell='lstm', attention='dot', layers=2),
+        dict(attention='none'),
+        dict(cell='lstm', attention='additive', bidirectional=False, reverse=True),
+        dict(attention='dot', layers=2, reverse=True),
+    ],
+    ids=lambda kind: '-'.join(map(str, kind.values())),
+)
+def test_padding_and_neighbours_change_nothing(kind):
+    model, params = make(**kind)
+    target = [6, 11, 4, 8, EOS]
+
+    @jax.jit
+    def run(source, labels):
+        state, memory = model.apply({'params': params}, source, method='encode')
+        logits, weights = model.apply({'params': params}, source, shift(labels))
+        step = lambda state, tokens: model.apply({'params': params}, state, memory, tokens, method='decode')
+        free = greedy(step, state, source.shape[0], bos=BOS, eos=EOS, limit=12)
+        return state, memory.memory, logits, weights, free
+
+    def result(row, source, labels):
+        """What the model makes of SHORT in that row, cut to its real positions."""
+        state, memory, logits, weights, free = run(source, labels)
+        S, T = len(SHORT), len(target)
+        memory = memory[row] if memory.ndim == 2 else memory[row, :S]
+        weights = weights[row, :T], free.weights[row]
+        for each in weights:
+            assert not np.any(each[:, S:]), 'weight on padding'
+        numbers = (jax.tree.map(lambda x: x[row], state), memory, logits[row, :T], [each[:, :S] for each in weights])
+        return numbers, free.tokens[row]
+
+    alone, tokens = result(0, pad(SHORT, width=4), pad(target, width=5))
+    assert len(set(tokens.tolist())) > 2, 'the translation says nothing'
+    for row, source, labels in (
+        (0, pad(SHORT, width=9), pad(target, width=8)),
+        (1, pad(LONG, SHORT, LONG, width=9), pad(LONG, target, LONG, width=9)),
+    ):
+        numbers, again = result(row, source, labels)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6), numbers, alone)
+        np.testing.assert_array_equal(again, tokens)
+
+
+@pytest.mark.parametrize('attention', ['additive', 'dot', 'none'])
+def test_no_gradient_flows_through_padding(attention):
+    model, params = make(attention=attention)
+    source, labels = pad(LONG, SHORT, width=9), pad([6, EOS], [9, 4, 5, EOS], width=5)
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        logits, _ = model.apply({'params': params}, source, shift(labels))
+        return jnp.sum(jnp.where(labels[..., None] != 0, logits, 0.0) ** 2)
+
+    gradients = gradient(params)
+    assert not np.any(gradients['embed_source']['embedding'][0])
+    assert np.all(np.any(gradients['embed_source']['embedding'][np.array([*LONG, *SHORT])], axis=1))
+
+
+@pytest.mark.parametrize('attention', ['additive', 'dot', 'none'])
+def test_what_stands_in_padding_does_not_matter_not_even_nan(attention):
+    model, params = make(attention=attention)
+    source, inputs = pad(LONG, SHORT, width=9), pad([BOS, 6], [BOS, 9], width=2)
+    expected = model.apply({'params': params}, source, inputs)
+    params['embed_source']['embedding'] = params['embed_source']['embedding'].at[0].set(jnp.nan)
+    jax.tree.map(np.testing.assert_array_equal, model.apply({'params': params}, source, inputs), expected)
+
+
+@pytest.mark.parametrize('t', [0, 1, 3])
+@pytest.mark.parametrize('attention', ['additive', 'none'])
+def test_a_label_changes_only_the_logits_behind_it(attention, t):
+    model, params = make(attention=attention)
+    source, labels = pad(LONG, width=9), pad([6, 4, 9, 8, EOS], width=5)
+    changed = labels.at[0, t].set(11)
+    assert shift(labels).tolist() == [[BOS, 6, 4, 9, 8]]
+    run = jax.jit(lambda labels: model.apply({'params': params}, source, shift(labels))[0])
+    differs = np.any(np.asarray(run(labels)) != np.asarray(run(changed)), axis=(0, 2))
+    assert differs.tolist() == [position > t for position in range(5)]
+
+
+@pytest.mark.parametrize('attention', ['additive', 'dot', 'none'])
+@pytest.mark.parametrize('cell', ['gru', 'lstm'])
+def test_steps_of_use_are_the_rows_of_training(cell, attention):
+    model, params = make(cell, attention)
+    source, inputs = pad(LONG, SHORT, width=9), pad([BOS, 6, 4], [BOS, 9, 9], width=3)
+    logits, weights = model.apply({'params': params}, source, inputs)
+    state, memory = model.apply({'params': params}, source, method='encode')
+    decode = jax.jit(lambda state, tokens: model.apply({'params': params}, state, memory, tokens, method='decode'))
+    for t in range(inputs.shape[1]):
+        state, step_logits, step_weights = decode(state, inputs[:, t])
+        np.testing.assert_allclose(step_logits, logits[:, t], rtol=1e-6, atol=1e-5)
+        np.testing.assert_allclose(step_weights, weights[:, t], rtol=1e-6, atol=1e-6)
+
+
+def test_a_fixed_context_has_nothing_to_attend_with():
+    _, params = make(attention='none')
+    model, attending = make(attention='additive')
+    assert set(params['step']) == {'recurrence'}
+    assert set(attending['step']) == {'recurrence', 'attend'}
+    source = pad(LONG, SHORT, width=9)
+    fixed, _ = make(attention='none')
+    logits, weights = fixed.apply({'params': params}, source, source)
+    assert weights.shape == (2, 9, 0) and logits.shape == (2, 9, V)
+
+
+def test_rows_of_attention_sum_to_one():
+    for attention in ('additive', 'dot'):
+        model, params = make(attention=attention)
+        _, weights = model.apply({'params': params}, pad(LONG, SHORT, width=9), pad([BOS, 6], [BOS, 9], width=2))
+        np.testing.assert_allclose(jnp.sum(weights, axis=-1), 1.0, rtol=1e-6)
+
+
+def test_dropout_needs_a_key_and_changes_the_logits():
+    model, params = make()
+    model = model.clone(dropout=0.5)
+    source, inputs = pad(LONG, width=9), pad([BOS, 6], width=2)
+    run = lambda seed: model.apply({'params': params}, source, inputs, False, rngs={'dropout': jax.random.key(seed)})[0]
+    assert np.array_equal(run(0), run(0)) and not np.array_equal(run(0), run(1))

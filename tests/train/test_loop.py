@@ -1,0 +1,226 @@
+"""The loop with a task of its own: a line through noisy points, seen a few at a time."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from attnlab.errors import RunError, UserError
+from attnlab.train import checkpoint, loop, metrics, optimizer
+from attnlab.train.task import Sums, Task
+
+EXAMPLES, BATCH = 32, 8
+INPUTS = np.random.default_rng(0).normal(size=(EXAMPLES, 3)).astype(np.float32)
+TARGETS = INPUTS @ np.array([1.0, -2.0, 0.5], np.float32)
+
+
+def make_task(loss=None, evaluate=None, batch=None):
+    def squares(params, batch, rng):
+        inputs = batch['x'] + 0.1 * jax.random.normal(rng, batch['x'].shape)
+        errors = jnp.where(batch['kept'], (inputs @ params['w'] - batch['y']) ** 2, 0.0)
+        return Sums(jnp.sum(errors), jnp.sum(batch['kept']), {'squares': jnp.sum(errors)})
+
+    def chosen(step):
+        rows = np.random.default_rng((0, step)).permutation(EXAMPLES)[:BATCH]
+        return {'x': INPUTS[rows], 'y': TARGETS[rows], 'kept': np.ones(BATCH, bool)}
+
+    def validate(params):
+        return {'loss': float(np.mean((INPUTS @ np.asarray(params['w']) - TARGETS) ** 2))}
+
+    start = {'w': jnp.zeros(3)}
+    return Task(EXAMPLES, lambda rng: start, batch or chosen, loss or squares, evaluate or validate, ('loss', 'min'))
+
+
+def config(**changes):
+    train = dict(
+        batch_size=BATCH, accumulate=1, duration='20 steps', log_every='1 steps', eval_every='5 steps',
+        save_every='3 steps', patience=0,
+    )  # fmt: skip
+    optimize = dict(
+        name='sgd', learning_rate=0.1, schedule='linear', warmup='5 steps', clip=0.0, weight_decay=0.0
+    )
+    for key, value in changes.items():
+        (train if key in train else optimize)[key] = value
+    return ConfigDict(dict(seed=3, train=train, optimizer=optimize))
+
+
+def records(workdir, split):
+    return [record for record in metrics.read(workdir) if record['split'] == split]
+
+
+def same_runs(first, second):
+    """Everything but the speed: metrics, and the newest checkpoint leaf by leaf."""
+    for split in ('train', 'valid'):
+        assert records(first, split) == records(second, split)
+    left, right = (newest(workdir) for workdir in (first, second))
+    assert left.step == right.step and left.progress == right.progress
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+def newest(workdir, name='sgd'):
+    optimize = optimizer.build(config(name=name).optimizer, lambda i: 0.1)
+    shapes = jax.eval_shape(lambda: ({'w': jnp.zeros(3)}, optimize.init({'w': jnp.zeros(3)})))
+    with checkpoint.manager(workdir) as manager:
+        return checkpoint.latest(manager, *shapes)
+
+
+def test_it_learns_and_says_so(tmp_path):
+    summary = loop.train(config(duration='200 steps'), make_task(), tmp_path)
+    assert summary['step'] == 200 and summary['best_loss'] < 0.05
+    assert [record['step'] for record in records(tmp_path, 'valid')] == list(range(5, 201, 5))
+    assert len(list(tmp_path.glob('events.*'))) == 1
+
+
+class Stop(Exception):
+    """Stands for a kill at a chosen step."""
+
+
+@pytest.mark.parametrize('name', ['sgd', 'adam'])
+@pytest.mark.parametrize('killed', [1, 3, 7, 19])
+def test_a_killed_run_repeats_the_whole_one_bit_for_bit(tmp_path, killed, name):
+    whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+    loop.train(config(name=name), make_task(), whole)
+    plain = make_task()
+
+    def dying(step):
+        if step == killed:
+            raise Stop
+        return plain.batch(step)
+
+    with pytest.raises(Stop):
+        loop.train(config(name=name), make_task(batch=dying), broken)
+    loop.train(config(name=name), make_task(), broken)
+    for split in ('train', 'valid'):
+        assert records(whole, split) == records(broken, split)
+    jax.tree.map(np.testing.assert_array_equal, newest(whole, name), newest(broken, name))
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    loop.train(config(), make_task(), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file() and 'events' not in path.name}
+    summary = loop.train(config(), make_task(), tmp_path)
+    assert summary['step'] == 20
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_the_rate_of_step_i_is_the_schedule_at_i_also_over_a_resume(tmp_path):
+    loop.train(config(duration='3 steps', schedule='constant'), make_task(), tmp_path)
+    loop.train(config(duration='8 steps', schedule='constant'), make_task(), tmp_path)
+    rates = [record['learning_rate'] for record in records(tmp_path, 'train')]
+    np.testing.assert_allclose(rates, [0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.1, 0.1], rtol=1e-6)
+
+
+def apply_once(accumulate, batch, loss, rate=1.0):
+    optimize = optimizer.build(config().optimizer, lambda i: rate)
+    update = loop.make_update(loss, optimize, seed=0, accumulate=accumulate)
+    params = {'w': jnp.zeros(())}
+    return jax.jit(update)(loop.State(jnp.int32(0), params, optimize.init(params)), batch)
+
+
+def linear(params, batch, rng):
+    """A loss whose gradient of the total is the sum of `g` where it counts."""
+    counted = jnp.where(batch['counts'], params['w'] * batch['g'] + batch['loss'], 0.0)
+    return Sums(jnp.sum(counted), jnp.sum(batch['counts']), {})
+
+
+def test_micro_batches_count_by_weight_not_by_number():
+    # 1 token of loss 4 and 3 tokens of loss 1: 7 / 4, not the mean of the means 2.5.
+    batch = {
+        'g': np.array([4.0, 9, 9, 1, 1, 1], np.float32),
+        'loss': np.array([4.0, 9, 9, 1, 1, 1], np.float32),
+        'counts': np.array([1, 0, 0, 1, 1, 1], bool),
+    }
+    for accumulate in (1, 2):
+        state, values = apply_once(accumulate, batch, linear)
+        assert float(values['loss']) == 1.75
+        assert float(state.params['w']) == -1.75
+
+
+def test_gradients_of_micro_batches_are_averaged():
+    batch = {'g': np.array([1.0, 3.0], np.float32), 'loss': np.zeros(2, np.float32), 'counts': np.ones(2, bool)}
+    assert float(apply_once(2, batch, linear)[0].params['w']) == -2.0
+
+
+def test_a_batch_of_padding_changes_nothing():
+    batch = {'g': np.ones(2, np.float32), 'loss': np.ones(2, np.float32), 'counts': np.zeros(2, bool)}
+    state, values = apply_once(1, batch, linear)
+    assert float(values['loss']) == 0.0 and float(state.params['w']) == 0.0
+
+
+def test_accumulation_is_the_big_batch():
+    def still(params, batch, rng):  # without noise, whose draws depend on the cut
+        return make_task().loss(params, batch | {'x': batch['x'] - 0.1 * jax.random.normal(rng, batch['x'].shape)}, rng)
+
+    optimize = optimizer.build(config(name='adam').optimizer, lambda i: 0.1)
+    batch, params = make_task().batch(0), {'w': jnp.ones(3)}
+    results = []
+    for accumulate in (1, 2, 4):
+        update = loop.make_update(still, optimize, seed=0, accumulate=accumulate)
+        results.append(update(loop.State(jnp.int32(0), params, optimize.init(params)), batch)[0].params['w'])
+    np.testing.assert_allclose(results[1], results[0], atol=1e-6)
+    np.testing.assert_allclose(results[2], results[0], atol=1e-6)
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(tmp_path, bad):
+    plain = make_task()
+
+    def poisoned(step):
+        batch = plain.batch(step)
+        return batch | {'y': batch['y'] * (bad if step == 10 else 1)}
+
+    with pytest.raises(RunError, match='step 11: the loss is (nan|inf)'):
+        loop.train(config(), make_task(batch=poisoned), tmp_path)
+    assert newest(tmp_path).step == 10
+    assert np.all(np.isfinite(newest(tmp_path).params['w']))
+
+
+def test_patience_ends_a_run_that_gets_no_better(tmp_path):
+    scores = iter([3.0, 2.0, 2.5, 2.0, 1.0])
+    summary = loop.train(config(patience=2), make_task(evaluate=lambda params: {'loss': next(scores)}), tmp_path)
+    assert (summary['step'], summary['best_loss'], summary['best_step']) == (20, 2.0, 10)
+    assert loop.train(config(patience=2), make_task(), tmp_path)['step'] == 20
+
+
+def test_patience_is_remembered_over_a_resume(tmp_path):
+    scores = iter([2.0, 3.0])
+    task = make_task(evaluate=lambda params: {'loss': next(scores)})
+    loop.train(config(duration='10 steps', patience=2), task, tmp_path)
+    scores = iter([3.0, 1.0])
+    task = make_task(evaluate=lambda params: {'loss': next(scores)})
+    assert loop.train(config(duration='40 steps', patience=2), task, tmp_path)['step'] == 15
+
+
+def test_direction_of_best(tmp_path):
+    scores = iter([3.0, 2.0, 2.5, 2.0])
+    task = make_task(evaluate=lambda params: {'bleu': next(scores)})
+    task = functools.partial(Task, **{**task.__dict__, 'best': ('bleu', 'max')})()
+    assert loop.train(config(), task, tmp_path)['best_step'] == 5
+
+
+@pytest.mark.parametrize(
+    'changes, named',
+    [
+        ({'batch_size': 0}, 'train.batch_size is 0'),
+        ({'accumulate': 3}, 'train.accumulate is 3'),
+        ({'patience': -1}, 'train.patience is -1'),
+        ({'duration': '0 steps'}, "train.duration is '0 steps'"),
+        ({'eval_every': 'daily'}, "train.eval_every is 'daily'"),
+        ({'warmup': '5'}, "optimizer.warmup is '5'"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(changes, named):
+    with pytest.raises(UserError, match=named):
+        loop.plan(config(**changes), EXAMPLES)
+
+
+def test_the_last_line_cut_by_a_kill_is_written_again(tmp_path):
+    loop.train(config(duration='4 steps', schedule='constant'), make_task(), tmp_path)
+    path = tmp_path / 'metrics.jsonl'
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    loop.train(config(duration='5 steps', schedule='constant'), make_task(), tmp_path)
+    assert [record['step'] for record in records(tmp_path, 'train')] == [1, 2, 3, 4, 5]

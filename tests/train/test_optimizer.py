@@ -1,0 +1,68 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from attnlab.errors import UserError
+from attnlab.train import optimizer
+
+
+def config(**changes):
+    return ConfigDict(dict(name='sgd', learning_rate=1.0, schedule='constant', clip=0.0, weight_decay=0.0) | changes)
+
+
+def rates(config, total, warmup, upto):
+    rate = optimizer.schedule(config, total, warmup)
+    return np.array([float(rate(i)) for i in range(upto)])
+
+
+def test_warmup_rises_in_a_line_from_zero():
+    np.testing.assert_allclose(rates(config(), 100, 5, 7), [0, 0.2, 0.4, 0.6, 0.8, 1, 1], rtol=1e-6)
+
+
+def test_without_warmup_the_first_step_has_the_peak():
+    assert rates(config(), 100, 0, 1) == [1.0]
+
+
+@pytest.mark.parametrize(
+    'shape, formula',
+    [
+        ('linear', lambda i: 1 - i / 20),
+        ('cosine', lambda i: 0.5 * (1 + np.cos(np.pi * i / 20))),
+        ('rsqrt', lambda i: (4 / (4 + i)) ** 0.5),
+    ],
+)
+def test_shapes_after_the_warmup(shape, formula):
+    np.testing.assert_allclose(
+        rates(config(schedule=shape), 24, 4, 25)[4:], formula(np.arange(21)), rtol=1e-5, atol=1e-7
+    )
+
+
+def test_decay_reaches_matrices_only():
+    optimize = optimizer.build(config(weight_decay=0.5), lambda i: 1.0)
+    params = {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)}
+    updates, _ = optimize.update({'kernel': jnp.zeros((2, 2)), 'bias': jnp.zeros(2)}, optimize.init(params), params)
+    np.testing.assert_array_equal(updates['kernel'], -0.5)
+    np.testing.assert_array_equal(updates['bias'], 0.0)
+
+
+@pytest.mark.parametrize('clip, expected', [(1.0, [0.6, 0.8]), (10.0, [3.0, 4.0]), (0.0, [3.0, 4.0])])
+def test_clipping_by_the_global_norm(clip, expected):
+    optimize = optimizer.build(config(clip=clip), lambda i: 1.0)
+    gradient = {'a': jnp.array([3.0]), 'b': jnp.array([4.0])}
+    updates, _ = optimize.update(gradient, optimize.init(gradient), gradient)
+    np.testing.assert_allclose([-updates['a'][0], -updates['b'][0]], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    'changes, named',
+    [({'name': 'adamm'}, 'adamm'), ({'clip': -1.0}, 'clip'), ({'learning_rate': float('nan')}, 'learning_rate')],
+)
+def test_what_makes_no_sense_is_refused(changes, named):
+    with pytest.raises(UserError, match=named):
+        optimizer.build(config(**changes), lambda i: 1.0)
+
+
+def test_an_unknown_schedule_is_refused():
+    with pytest.raises(UserError, match="'cosin'"):
+        optimizer.schedule(config(schedule='cosin'), 10, 0)
