@@ -73,18 +73,21 @@ def _train(given: argparse.Namespace) -> None:
             raise UserError(f'--workdir={workdir}: {folder} is a file, expected a folder')
 
     _prepare()
-    from attnlab import tasks
+    from attnlab.train import run
 
-    tasks.train(config, workdir)
+    run.train(config, workdir)
 
 
 def _eval(given: argparse.Namespace) -> None:
     workdir = _run_directory(given.workdir)
 
     _prepare()
-    from attnlab import tasks
+    from attnlab.report import page, screen
+    from attnlab.train import run
 
-    tasks.evaluate(workdir, given.split or 'test')
+    split = given.split or 'test'
+    print(screen.scores(run.evaluate(workdir, split)))
+    print(f'page: {page.align_page(workdir, split)}')
 
 
 def _translate(given: argparse.Namespace) -> None:
@@ -96,8 +99,11 @@ def _translate(given: argparse.Namespace) -> None:
 
     _prepare()
     from attnlab import tasks
+    from attnlab.train import run
 
-    tasks.translate(workdir, sentences, joined=given.joined)
+    loaded = run.load(workdir)
+    kind = tasks.module(loaded.config)
+    kind.translate(loaded.config, workdir, loaded.params, sentences, joined=given.joined)
 
 
 def _aer(given: argparse.Namespace) -> None:

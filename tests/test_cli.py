@@ -16,6 +16,7 @@ import attnlab
 from attnlab import cli
 from attnlab.errors import UserError
 
+SCORES = {'bleu': 12.5, 'bleu_signature': 'nrefs:1', 'sentences': 7, 'parameters': 1234, 'step': 9}
 EXPERIMENT = """
 from ml_collections import ConfigDict, config_dict
 
@@ -56,7 +57,15 @@ def calls(monkeypatch):
     import attnlab.data
 
     assert attnlab.data is sys.modules['attnlab.data']
-    stub('attnlab.tasks', train={}, evaluate={}, translate=None)
+    import attnlab.report.page
+    import attnlab.tasks
+    import attnlab.train
+
+    run = types.SimpleNamespace(config='the config', workdir=Path('runs/one'), params='the parameters')
+    stub('attnlab.train.run', train={}, evaluate=SCORES, load=run)
+    stub('attnlab.report.page', align_page='runs/one/report.html')
+    task = types.SimpleNamespace(translate=recorder('translate', None))
+    monkeypatch.setattr('attnlab.tasks.module', lambda config: task)
     stub('attnlab.data.alignments', aer=Scores(0.125, 0.5, 1.0))
     stub('attnlab.bench', __path__=[])
     stub('attnlab.bench.seq2seq', main=None)
@@ -158,12 +167,17 @@ def test_train_needs_an_experiment_and_a_folder(capsys, calls, argv, message):
 # eval, translate
 
 
-def test_eval(calls):
+def test_eval(calls, capsys):
     assert cli.main(['eval', '--workdir=runs/one']) == 0
     assert cli.main(['eval', '--split=valid', '--workdir', 'runs/one']) == 0
+    one = Path('runs/one')
     assert calls == [
-        ('evaluate', (Path('runs/one'), 'test'), {}),
-        ('evaluate', (Path('runs/one'), 'valid'), {}),
+        (name, (one, split), {}) for split in ('test', 'valid') for name in ('evaluate', 'align_page')
+    ]
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        'bleu                12.5000  nrefs:1',
+        '7 sentences, 1,234 parameters, step 9',
+        'page: runs/one/report.html',
     ]
 
 
@@ -184,9 +198,10 @@ def test_a_run_must_exist(capsys, calls, command):
 def test_translate(calls):
     assert cli.main(['translate', 'A cat.', '--workdir=runs/one', "- 'Un' chat", '--joined', '-5 degrees.']) == 0
     assert cli.main(['translate', '--workdir=runs/one', 'A cat.']) == 0
-    assert calls == [
-        ('translate', (Path('runs/one'), ['A cat.', "- 'Un' chat", '-5 degrees.']), {'joined': True}),
-        ('translate', (Path('runs/one'), ['A cat.']), {'joined': False}),
+    given = ('the config', Path('runs/one'), 'the parameters')
+    assert [call for call in calls if call[0] == 'translate'] == [
+        ('translate', (*given, ['A cat.', "- 'Un' chat", '-5 degrees.']), {'joined': True}),
+        ('translate', (*given, ['A cat.']), {'joined': False}),
     ]
 
 
@@ -199,7 +214,7 @@ def pipe(monkeypatch, data: bytes, terminal: bool = False) -> None:
 def test_sentences_from_a_pipe(monkeypatch, calls):
     pipe(monkeypatch, '\ufeffA café.\r\nTwo\u2028lines.\nLast\n'.encode())
     assert cli.main(['translate', '--workdir=runs/one']) == 0
-    assert calls[0][1][1] == ['A café.', 'Two\u2028lines.', 'Last']
+    assert calls[-1][1][3] == ['A café.', 'Two\u2028lines.', 'Last']
 
 
 @pytest.mark.parametrize(('data', 'message'), [
@@ -262,13 +277,13 @@ def test_exit_codes(monkeypatch, capsys, raised, code, line):
     def stop(*args, **kw):
         raise raised
 
-    monkeypatch.setattr('attnlab.tasks.evaluate', stop)
+    monkeypatch.setattr('attnlab.train.run.evaluate', stop)
     assert cli.main(['eval', '--workdir=runs/one']) == code
     assert capsys.readouterr().err == line
 
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr('attnlab.tasks.evaluate', lambda *args, **kw: {}['x'])
+    monkeypatch.setattr('attnlab.train.run.evaluate', lambda *args, **kw: {}['x'])
     with pytest.raises(KeyError):
         cli.main(['eval', '--workdir=runs/one'])
 

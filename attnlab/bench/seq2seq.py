@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,12 @@ from ml_collections import ConfigDict
 from attnlab.bench.timing import hardware, interleave
 from attnlab.data.vocabulary import BOS, EOS
 from attnlab.errors import RunError
+from attnlab.kernels.losses import cross_entropy
 from attnlab.models.recurrent import RecurrentSeq2Seq
 from attnlab.train import loop, optimizer
-from attnlab.train.losses import cross_entropy
 
-ATTENTIONS = ('additive', 'dot', 'none')
+Attention = Literal['additive', 'dot', 'none']
+ATTENTIONS: tuple[Attention, ...] = ('additive', 'dot', 'none')
 SMOOTHING, CLIP, RATE = 0.1, 1.0, 1e-3
 PACKAGES = ('jax', 'flax', 'torch')
 
@@ -71,12 +72,18 @@ def batch(sizes: Sizes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return source, inputs, labels
 
 
-def steps(sizes: Sizes, attention: str, arrays: tuple[np.ndarray, ...]) -> dict[str, Callable[[], float]]:
+def steps(sizes: Sizes, attention: Attention, arrays: tuple[np.ndarray, ...]) -> dict[str, Callable[[], float]]:
     """The two training steps, by name; raises RunError if they are not the same computation."""
     from attnlab.bench import seq2seq_torch as peer
 
-    dimensions = (sizes.vocabulary, sizes.vocabulary, 'gru', sizes.embedding, sizes.hidden, 1, True, False, attention)
-    model, other = RecurrentSeq2Seq(*dimensions, sizes.dropout), peer.Seq2Seq(*dimensions, sizes.dropout)
+    model = RecurrentSeq2Seq(
+        sizes.vocabulary, sizes.vocabulary, 'gru', sizes.embedding, sizes.hidden, 1, True, False, attention,
+        sizes.dropout,
+    )  # fmt: skip
+    other = peer.Seq2Seq(
+        sizes.vocabulary, sizes.vocabulary, 'gru', sizes.embedding, sizes.hidden, 1, True, False, attention,
+        sizes.dropout,
+    )  # fmt: skip
     params = jax.jit(model.init)(jax.random.key(0), *arrays[:2])['params']
     peer.load(other, params)
     check(model, params, other, arrays)

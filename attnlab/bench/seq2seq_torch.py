@@ -131,22 +131,27 @@ def loss(model: Seq2Seq, source: Tensor, inputs: Tensor, labels: Tensor, smoothi
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=0, label_smoothing=smoothing)
 
 
+def _tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    source, inputs, labels = (torch.from_numpy(x).long() for x in arrays)
+    return source, inputs, labels
+
+
 def evaluate(model: Seq2Seq, arrays: tuple[np.ndarray, ...], smoothing: float) -> float:
     """The loss on (source, inputs, labels) without dropout."""
     model.eval()
     with torch.no_grad():
-        value = loss(model, *(torch.from_numpy(x).long() for x in arrays), smoothing)
+        value = loss(model, *_tensors(arrays), smoothing)
     model.train()
     return value.item()
 
 
 def trainer(model: Seq2Seq, arrays: tuple[np.ndarray, ...], *, smoothing: float, clip: float, rate: float) -> Any:
     """A function that trains `model` by one step on (source, inputs, labels) and returns the loss before it."""
-    tensors = [torch.from_numpy(x).long() for x in arrays]
+    source, inputs, labels = _tensors(arrays)
     adam = torch.optim.Adam(model.parameters(), lr=rate)
 
     def step() -> float:
-        value = loss(model, *tensors, smoothing)
+        value = loss(model, source, inputs, labels, smoothing)
         adam.zero_grad()
         value.backward()
         nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -158,7 +163,8 @@ def trainer(model: Seq2Seq, arrays: tuple[np.ndarray, ...], *, smoothing: float,
 
 def load(model: Seq2Seq, params: Mapping[str, Any]) -> None:
     """Gives `model` the parameters of our tree."""
-    model.load_state_dict({name: torch.from_numpy(x.copy()) for name, x in state_dict(params, model.reverse_source).items()})
+    arrays = state_dict(params, model.reverse_source)
+    model.load_state_dict({name: torch.from_numpy(x.copy()) for name, x in arrays.items()})
 
 
 def state_dict(params: Mapping[str, Any], reverse_source: bool) -> dict[str, np.ndarray]:

@@ -110,6 +110,8 @@ def check_call(
     for name, x in (('query', query), ('key', key), ('value', value)):
         if x.ndim != 4:
             raise ValueError(f'{name} has shape {x.shape}; expected 4 axes [batch, length, heads, width] (or 3 in all)')
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f'{name} has dtype {x.dtype}; expected a float')
     B, T, N, H = query.shape
     S, K = key.shape[1], key.shape[2]
     if key.shape != (B, S, K, H):
@@ -139,11 +141,11 @@ def check_call(
 
 
 def check_rows(name: str, x: Array | None, shapes: list[tuple[int, ...]]) -> None:
-    """Raises ValueError unless x is absent or an integer array of one of the shapes."""
+    """Raises ValueError unless x is absent or an array of signed integers (windows subtract) of one of the shapes."""
     if x is None:
         return
-    if not jnp.issubdtype(x.dtype, jnp.integer):
-        raise ValueError(f'{name} has dtype {x.dtype}; expected integers')
+    if not jnp.issubdtype(x.dtype, jnp.signedinteger):
+        raise ValueError(f'{name} has dtype {x.dtype}; expected signed integers')
     if x.shape not in shapes:
         raise ValueError(f'{name} has shape {x.shape}; expected {" or ".join(map(str, shapes))}')
 

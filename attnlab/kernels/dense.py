@@ -84,11 +84,14 @@ def attend(
     empty = total == 0.0
     total = jnp.where(empty, 1.0, total)
     weights = shifted / total
+    if mask is not None:  # once more for the gradient: a masked value's may overflow, and zero times infinity is NaN
+        weights = jnp.where(mask, weights, 0.0)
     residual = jax.lax.stop_gradient(jnp.where(empty, lowest, jnp.log(total) + largest)[..., 0].swapaxes(1, 2))
     kept = drop(weights, dropout_rate, dropout_rng)
-    grouped = kept.astype(value.dtype).reshape(B, K, N // K, T, S)
-    output = jnp.einsum('bkgts,bskh->bkgth', grouped, value, preferred_element_type=logits.dtype)
-    output = output.reshape(B, N, T, value.shape[-1]).swapaxes(1, 2)
+    # Weights stay wide: rounded to a half precision, so would be their gradient, which overflows in float16.
+    output = jnp.einsum('bkgts,bskh->bkgth', kept.reshape(B, K, N // K, T, S), value)
+    # An empty row is zero already; cut off here, whatever gradient it is sent goes nowhere, NaN included.
+    output = jnp.where(empty, 0.0, output.reshape(B, N, T, value.shape[-1])).swapaxes(1, 2)
     return Attended(output.astype(dtype), residual, weights)
 
 

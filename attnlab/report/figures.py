@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnlab.report.heatmap import FONT, GRID, INK, QUIET
+from attnlab.tasks.heatmap import FONT, GRID, INK, QUIET
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,16 +15,6 @@ if TYPE_CHECKING:
 
 COLOURS = ('#1f5a92', '#c8693a', '#4f8a5b', '#7d5fa3', '#8a6d1d', '#4b8f9c')
 
-
-def png(figure: Figure) -> bytes:
-    """The figure as a PNG of at most 256 colours (a third of the bytes), cut to what is drawn."""
-    from PIL import Image
-
-    drawn, file = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format='png', dpi=200, bbox_inches='tight', pad_inches=0.12)
-    with Image.open(drawn) as picture:
-        picture.convert('RGB').quantize(256, dither=Image.Dither.NONE).save(file, 'png', compress_level=9)
-    return file.getvalue()
 
 
 def curves(runs: Mapping[str, Sequence[Mapping]]) -> Figure:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnlab.errors import UserError
-from attnlab.report import figures, heatmap
+from attnlab.report import figures
+from attnlab.tasks import heatmap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -123,7 +124,7 @@ def tiles(values: Sequence[tuple[str, str]]) -> str:
 
 def image(picture: bytes | Figure, alt: str, caption: str = '') -> str:
     """A PNG or a matplotlib figure, at half a CSS pixel a dot so that it is sharp on any screen."""
-    data = picture if isinstance(picture, bytes) else figures.png(picture)
+    data = picture if isinstance(picture, bytes) else heatmap.png(picture)
     width, height = struct.unpack('>II', data[16:24])  # the first chunk of a PNG is its header
     note = f'<figcaption>{escape(caption)}</figcaption>' if caption else ''
     return (f'<figure>{note}<img alt="{escape(alt)}" width="{width // 2}" height="{height // 2}" '
@@ -203,7 +204,7 @@ def _cards(runs: Mapping[str, Mapping]) -> list[str]:
     cards, left = [], PICTURE_BYTES
     for source in sources:
         found = {name: samples[source] for name, samples in by_source.items() if source in samples}
-        pictures = {name: figures.png(heatmap.figure(s['weights'], s['rows'], s['columns'], gold=_links(s['gold'])))
+        pictures = {name: heatmap.png(heatmap.figure(s['weights'], s['rows'], s['columns'], gold=_links(s['gold'])))
                     for name, s in found.items() if s['weights'] is not None}
         left -= sum(map(len, pictures.values()))
         if left < 0:

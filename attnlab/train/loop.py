@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import optax
 
 from attnlab.errors import RunError, UserError
+from attnlab.kernels.losses import Sums
+from attnlab.tasks.task import Batch, Params, Task
 from attnlab.train import checkpoint, metrics, optimizer
 from attnlab.train.clock import Clock
 from attnlab.train.durations import steps
 from attnlab.train.progress import bar
-from attnlab.train.task import Batch, Params, Sums, Task
 
 
 class State(NamedTuple):
@@ -45,7 +46,7 @@ def plan(config: Any, examples: int) -> Plan:
         if train[key] < 1:
             raise UserError(f'train.{key} is {train[key]}; expected 1 or more')
     if train.batch_size % train.accumulate:
-        raise UserError(f'train.accumulate is {train.accumulate}; expected a divisor of batch_size = {train.batch_size}')
+        raise UserError(f'train.accumulate is {train.accumulate}; expected a divisor of {train.batch_size}, the batch_size')
     if train.patience < 0:
         raise UserError(f'train.patience is {train.patience}; expected 0 (never stop early) or more')
     count = partial(steps, batch_size=train.batch_size, examples=examples)

@@ -26,7 +26,8 @@ def test_the_batch_is_shifted_and_padded():
 def test_a_table_of_both_for_every_attention(capsys):
     seq2seq.measure(TINY, rounds=2)
     machine, threads, head, *rows = capsys.readouterr().out.splitlines()
-    assert 'torch' in machine and 'PyTorch eager' in threads and head.split() == ['attention', 'attnlab', 'PyTorch', 'ratio']
+    assert 'torch' in machine and 'PyTorch eager' in threads
+    assert head.split() == ['attention', 'attnlab', 'PyTorch', 'ratio']
     assert [row.split()[0] for row in rows] == list(seq2seq.ATTENTIONS)
     for row in rows:
         ours, our_rate, theirs, their_rate, ratio = (float(word) for word in row.split()[1:] if word[0].isdigit())

@@ -8,7 +8,7 @@ from attnlab import additive_attention, dot_product_attention
 
 
 def _additive(query, key, value, bias=None, mask=None, **kwargs):
-    N, H = query.shape[2:]
+    N, H = query.shape[-2:]
     score = jnp.cos(jnp.arange(N * H, dtype=jnp.float32)).reshape(N, H).astype(query.dtype)
     return additive_attention(query, key, value, score, bias, mask, **kwargs)
 

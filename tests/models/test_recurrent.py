@@ -10,10 +10,10 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from attnlab.decode.greedy import greedy
+from attnlab.kernels.losses import cross_entropy
 from attnlab.layers.recurrent import GRUCell
 from attnlab.models.recurrent import RecurrentSeq2Seq
 from attnlab.tasks.align.translator import shift
-from attnlab.train.losses import cross_entropy
 
 GOLDEN = Path(__file__).parents[1] / 'golden' / 'recurrent.npz'
 TOLERANCE = 64 * float(np.finfo(np.float32).eps)
@@ -28,7 +28,7 @@ def make(cell='gru', attention='additive', layers=1, bidirectional=True, reverse
     model = RecurrentSeq2Seq(V, V, cell, EMBEDDING, HIDDEN, layers, bidirectional, reverse, attention, 0.0)
     tokens = jnp.ones((1, 2), jnp.int32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)['params']
-    random = np.random.default_rng(3)
+    random = np.random.default_rng(21)
     return model, jax.tree.map(lambda x: jnp.asarray(random.standard_normal(x.shape), jnp.float32), shapes)
 
 
@@ -41,7 +41,8 @@ def pad(*sentences, width):
 def test_the_numbers_of_torch(cell, attention):
     with np.load(GOLDEN) as file:
         golden = {key: file[key] for key in ('source', 'inputs', 'labels', 'smoothing')}
-        golden |= {key: file[f'{cell}/{attention}/{key}'] for key in ('params', 'logits', 'weights', 'loss', 'gradients')}
+        keys = ('params', 'logits', 'weights', 'loss', 'gradients')
+        golden |= {key: file[f'{cell}/{attention}/{key}'] for key in keys}
     model = RecurrentSeq2Seq(7, 7, cell, 4, 3, 1, True, False, attention, 0.0)
     shapes = jax.eval_shape(model.init, jax.random.key(0), golden['source'], golden['inputs'])['params']
     flat, unflatten = ravel_pytree(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes))

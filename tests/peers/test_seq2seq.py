@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.kernels.losses import cross_entropy
 from attnlab.models.recurrent import RecurrentSeq2Seq
-from attnlab.train.losses import cross_entropy
 
 pytestmark = pytest.mark.peers
 

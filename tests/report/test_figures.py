@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image
 
 from attnlab.report import figures
+from attnlab.tasks import heatmap
 
 TRAIN = [{'step': step, 'split': 'train', 'loss': 5 / step} for step in (1, 2, 3, 4)]
 VALID = [{'step': 2, 'split': 'valid', 'loss': 3.0, 'bleu': 10.0},
@@ -52,7 +53,7 @@ def test_bars_stand_at_their_bin():
 
 
 def test_a_png_is_small_and_keeps_its_colours():
-    data = figures.png(figures.by_length({'attention': BINS}))
+    data = heatmap.png(figures.by_length({'attention': BINS}))
     with Image.open(io.BytesIO(data)) as picture:
         assert picture.format == 'PNG'
         assert len(data) < 40_000

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.report import figures, heatmap, page
+from attnlab.report import figures, page
+from attnlab.tasks import heatmap
 
 ROWS, COLUMNS = ['la', 'robe', 'rouge', '</s>'], ['the', 'red', 'dress', '</s>']
 WEIGHTS = np.eye(4)[[0, 2, 1, 3]]
@@ -64,7 +65,7 @@ def pictures(markup):
 @pytest.mark.parametrize('make', [
     page.paragraph, page.preformatted, page.section, lambda t: page.section('a', page.paragraph(t)),
     lambda t: page.table([t], [[t, t]]), lambda t: page.tiles([(t, t)]), lambda t: page.folded(t, page.paragraph(t)),
-    lambda t: page.image(figures.png(figures.curves({})), t, t)])
+    lambda t: page.image(heatmap.png(figures.curves({})), t, t)])
 def test_text_is_escaped(make):
     nasty = '<script>"\'&amp;</td>'
     markup = make(nasty)
@@ -79,7 +80,7 @@ def test_a_table_keeps_its_cells_in_order():
 
 
 def test_an_image_holds_the_png_at_half_its_size():
-    data = figures.png(figures.curves({}))
+    data = heatmap.png(figures.curves({}))
     markup = page.image(data, 'a "curve"')
     assert pictures(markup) == [data]
     width, height = int.from_bytes(data[16:20], 'big'), int.from_bytes(data[20:24], 'big')
@@ -120,7 +121,7 @@ def test_the_heat_map_is_that_of_the_sample(tmp_path):
     from attnlab.data.alignments import Links
 
     gold = Links(frozenset([(1, 2), (2, 1)]), frozenset([(1, 2), (2, 1), (0, 0)]))
-    expected = figures.png(heatmap.figure(WEIGHTS, ROWS, COLUMNS, gold=gold))
+    expected = heatmap.png(heatmap.figure(WEIGHTS, ROWS, COLUMNS, gold=gold))
     nested = page.align_page(run(tmp_path / 'nested')).read_text('utf-8')
     samples = [{**SAMPLE, 'weights': 1}]
     folder = run(tmp_path / 'npz', samples=samples, arrays=[WEIGHTS[::-1], WEIGHTS])

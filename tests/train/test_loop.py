@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 
 from attnlab.errors import RunError, UserError
 from attnlab.train import checkpoint, loop, metrics, optimizer
-from attnlab.train.task import Sums, Task
+from attnlab.kernels.losses import Sums
+from attnlab.tasks.task import Task
 
 EXAMPLES, BATCH = 32, 8
 INPUTS = np.random.default_rng(0).normal(size=(EXAMPLES, 3)).astype(np.float32)

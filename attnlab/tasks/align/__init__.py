@@ -1,9 +1,9 @@
 """English to French, and the alignment that the attention learned on the way."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,10 @@ import numpy as np
 from attnlab.data import batches, grammar
 from attnlab.data.vocabulary import PAD, Vocabulary
 from attnlab.errors import UserError
+from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.models.recurrent import RecurrentSeq2Seq
 from attnlab.tasks.align import corpus, pictures, scores, translator
-from attnlab.train import checkpoint
-from attnlab.train.losses import cross_entropy
-from attnlab.train.task import Params, Sums, Task
+from attnlab.tasks.task import Params, Task
 
 
 def check(config: Any) -> None:
@@ -62,7 +61,7 @@ def build(config: Any, workdir: Path) -> Task:
     widths = tuple(config.data.widths)
     encoded = corpus.encode_pairs(train, vocabularies, limit=widths[-1])
     held_out = corpus.encode_pairs(valid, vocabularies)
-    model = build_model(config, vocabularies[0].size, vocabularies[1].size)
+    model = build_model(config, *(each.size for each in vocabularies))
     lengths = np.array([max(len(a), len(b)) for a, b in zip(*encoded, strict=True)])
     rows_of = batches.shuffled(lengths, widths, config.train.batch_size, config.seed)
     use = translator.make(model, widths, config.train.batch_size)
@@ -79,7 +78,8 @@ def build(config: Any, workdir: Path) -> Task:
 
     def evaluate(params: Params) -> dict[str, float]:
         nll, count, _ = translator.force(use, params, *held_out)
-        outputs = translator.decode_texts(vocabularies[1], translator.translate(use, params, held_out.source))
+        translations = translator.translate(use, params, held_out.source)
+        outputs = [vocabularies[1].decode(translation.target) for translation in translations]
         return {'loss': nll / count, 'perplexity': math.exp(nll / count), 'bleu': scores.bleu(outputs, valid.target)}
 
     return Task(
@@ -92,84 +92,48 @@ def build(config: Any, workdir: Path) -> Task:
     )
 
 
-class Run(NamedTuple):
-    """A trained run, ready for use."""
-
-    config: Any
-    vocabularies: tuple[Vocabulary, Vocabulary]
-    translator: translator.Translator
-    params: Params
-    step: int
+def init(config: Any, workdir: Path) -> Callable[[jax.Array], Params]:
+    """A key gives fresh parameters, of the sizes that the vocabularies of a run's directory ask for."""
+    model = build_model(config, *(each.size for each in corpus.vocabularies(config.data, workdir)))
+    return lambda rng: init_params(model, rng)
 
 
-def load(config: Any, workdir: Path) -> Run:
-    """The best parameters of a run's directory; raises UserError if it has none yet."""
-    vocabularies = corpus.vocabularies(config.data, workdir, None)
-    model = build_model(config, vocabularies[0].size, vocabularies[1].size)
-    shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
-    with checkpoint.manager(workdir) as manager:
-        saved = checkpoint.best(manager, shapes)
-    if saved is None:
-        raise UserError(f'{workdir} has no checkpoint yet; train it first: attnlab train --workdir={workdir} ...')
-    use = translator.make(model, tuple(config.data.widths), config.train.batch_size)
-    return Run(config, vocabularies, use, saved.params, saved.step)
+def in_use(config: Any, workdir: Path) -> tuple[translator.Translator, tuple[Vocabulary, Vocabulary]]:
+    """What a trained run needs besides its parameters."""
+    vocabularies = corpus.vocabularies(config.data, workdir)
+    model = build_model(config, *(each.size for each in vocabularies))
+    return translator.make(model, tuple(config.data.widths), config.train.batch_size), vocabularies
 
 
-def evaluate(config: Any, workdir: Path, split: str) -> dict[str, Any]:
+def evaluate(config: Any, workdir: Path, params: Params, split: str) -> dict[str, Any]:
     """All scores of a split; writes `samples/SPLIT.json`."""
     pairs = corpus.read(config.data, split, config.seed)
-    run = load(config, workdir)
-    encoded = corpus.encode_pairs(pairs, run.vocabularies)
-    nll, count, forced = translator.force(run.translator, run.params, *encoded)
-    translations = translator.translate(run.translator, run.params, encoded.source)
-    outputs = translator.decode_texts(run.vocabularies[1], translations)
+    use, vocabularies = in_use(config, workdir)
+    encoded = corpus.encode_pairs(pairs, vocabularies)
+    nll, count, forced = translator.force(use, params, *encoded)
+    translations = translator.translate(use, params, encoded.source)
+    outputs = [vocabularies[1].decode(translation.target) for translation in translations]
     source_language, target_language = corpus.languages(config.data)
-    found: dict[str, Any] = {
-        'split': split,
-        'sentences': len(outputs),
-        'step': run.step,
-        'parameters': sum(x.size for x in jax.tree.leaves(run.params)),
-        'loss': nll / count,
-        'perplexity': math.exp(nll / count),
-        **scores.text_scores(outputs, pairs.target),
-    }
+    found: dict[str, Any] = {'split': split, 'sentences': len(outputs)}
+    found |= scores.text_scores(outputs, pairs.target)
+    found |= {'loss': nll / count, 'perplexity': math.exp(nll / count)}
     if config.data.name == 'grammar':
         found['exact_match'] = scores.exact_match(outputs, pairs.target, target_language)
     if pairs.links is not None and config.model.attention != 'none':
-        found |= scores.alignment_scores(
-            forced, *encoded, run.vocabularies, pairs.links, inversions(config, split)
-        )
+        found |= scores.alignment_scores(forced, *encoded, vocabularies, pairs.links, inversions(config, split))
     found['by_length'] = scores.by_length(pairs.source, outputs, pairs.target, source_language)
-    pictures.write_samples(workdir, split, pairs, outputs, encoded.source, translations, run.vocabularies)
+    pictures.write_samples(workdir, split, pairs, outputs, encoded.source, translations, vocabularies)
     return found
 
 
-def show(workdir: Path, split: str, found: dict[str, Any]) -> None:
-    """Prints the scores of `evaluate` and writes the page."""
-    from attnlab.report import page
-
-    for key in ('bleu', 'chrf'):
-        print(f'{key:<18} {found[key]:8.2f}  {found[f"{key}_signature"]}')
-    for key, value in found.items():
-        if isinstance(value, float) and key not in ('bleu', 'chrf'):
-            print(f'{key:<18} {value:8.4f}')
-    for row in found['by_length']:
-        print(f'bleu, {row["from"]:>2}-{row["to"]:<2} words  {row["bleu"]:8.2f}  {row["sentences"]} sentences')
-    print(f'{found["sentences"]} sentences, {found["parameters"]:,} parameters, step {found["step"]}')
-    print(f'page: {page.align_page(workdir, split)}')
-
-
-def translate(config: Any, workdir: Path, sentences: Sequence[str], joined: bool) -> list[str]:
-    """Prints the French of each sentence and draws its alignment; returns the French."""
-    run = load(config, workdir)
-    source = corpus.encode(sentences, run.vocabularies[0])
+def translate(config: Any, workdir: Path, params: Params, sentences: Sequence[str], joined: bool) -> None:
+    """Prints the French of each sentence and draws its alignment."""
+    use, vocabularies = in_use(config, workdir)
+    source = corpus.encode(sentences, vocabularies[0])
     # As many rows as sentences, up to the batch of training: one sentence does not pay for a whole batch.
-    size = min(len(source), run.config.train.batch_size)
-    translations = translator.translate(run.translator, run.params, source, size)
-    outputs = translator.decode_texts(run.vocabularies[1], translations)
-    for sentence, output, ids, translation in zip(sentences, outputs, source, translations, strict=True):
-        pictures.show(workdir, sentence, output, ids, translation, run.vocabularies, joined)
-    return outputs
+    translations = translator.translate(use, params, source, min(len(source), use.batch_size))
+    for sentence, ids, translation in zip(sentences, source, translations, strict=True):
+        pictures.show(workdir, sentence, ids, translation, vocabularies, joined)
 
 
 def inversions(config: Any, split: str) -> Sequence[Sequence[tuple[int, int]]] | None:

@@ -52,13 +52,12 @@ def read(data: Any, split: str, seed: int) -> Pairs:
             return parallel.read_pair(data[split], languages(data))
 
 
-def vocabularies(data: Any, workdir: Path, train: Pairs | None) -> tuple[Vocabulary, Vocabulary]:
-    """Those that lie in a run's directory; built from the training split and saved there if there are none."""
+def vocabularies(data: Any, workdir: Path, train: Pairs | None = None) -> tuple[Vocabulary, Vocabulary]:
+    """Those that lie in a run's directory; with `train`, built from it and saved there if there are none."""
     both = []
     for side, language in zip(('source', 'target'), languages(data), strict=True):
         path = Path(workdir) / 'vocabulary' / side
-        if not any(path.parent.glob(f'{side}.*')):
-            assert train is not None
+        if train is not None and not any(path.parent.glob(f'{side}.*')):
             lines = train.source if side == 'source' else train.target
             path.parent.mkdir(parents=True, exist_ok=True)
             vocabulary.save(vocabulary.build(data.vocabulary, lines, data.vocabulary_size, language), path)

@@ -14,7 +14,7 @@ import numpy as np
 from attnlab.data.pairs import Pairs
 from attnlab.data.text import normalise
 from attnlab.data.vocabulary import Vocabulary
-from attnlab.report import heatmap
+from attnlab.tasks import heatmap
 from attnlab.tasks.align.alignment import join, links, reversals
 from attnlab.tasks.align.translator import Translation
 
@@ -85,13 +85,13 @@ def _sample(
 def show(
     workdir: Path,
     sentence: str,
-    output: str,
     source: Sequence[int],
     translation: Translation,
     vocabularies: tuple[Vocabulary, Vocabulary],
     joined: bool,
 ) -> None:
     """Prints a translation; on a terminal, or in a file and an array, the alignment that came with it."""
+    output = vocabularies[1].decode(translation.target)
     print(output)
     if translation.weights.size == 0:
         return

@@ -10,9 +10,9 @@ import numpy as np
 from attnlab.data.batches import Rows, pad, plan
 from attnlab.data.vocabulary import BOS, EOS, PAD
 from attnlab.decode.greedy import Decoded, greedy
+from attnlab.kernels.losses import cross_entropy
 from attnlab.models.recurrent import RecurrentSeq2Seq
-from attnlab.train.losses import cross_entropy
-from attnlab.train.task import Params
+from attnlab.tasks.task import Params
 
 
 class Translation(NamedTuple):
@@ -90,10 +90,3 @@ def force(
             if row >= 0:
                 out[row] = weights[slot, : len(target[row]), : len(source[row])]
     return nll, count, out
-
-
-def decode_texts(vocabulary: Any, translations: Sequence[Translation]) -> list[str]:
-    """Detokenised sentences."""
-    return [vocabulary.decode(translation.target) for translation in translations]
-
-

@@ -1,24 +1,18 @@
-"""What the loop asks of a task."""
+"""What the training loop asks of a task, whatever the task."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
+
+from attnlab.kernels.losses import Sums
 
 Params = Any
 """A tree of arrays."""
 
 Batch = Any
 """A tree of NumPy arrays with the batch first."""
-
-
-class Sums(NamedTuple):
-    """A loss not yet divided: `total` over `weight` things (tokens, examples), `extras` over the same things."""
-
-    total: jax.Array
-    weight: jax.Array
-    extras: dict[str, jax.Array]
 
 
 @dataclass(frozen=True)

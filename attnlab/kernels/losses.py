@@ -1,10 +1,18 @@
 """Losses as sums, for averages over any split of the data."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attnlab.train.task import Sums
+
+class Sums(NamedTuple):
+    """A loss not yet divided: `total` over `weight` things (tokens, examples), `extras` over the same things."""
+
+    total: Array
+    weight: Array
+    extras: dict[str, Array]
 
 
 def cross_entropy(

@@ -6,6 +6,7 @@ that token t gave to source token s.  Bahdanau, Cho and Bengio 2015, section 5.2
 
 from __future__ import annotations
 
+import io
 import textwrap
 import unicodedata
 from collections.abc import Sequence
@@ -29,8 +30,6 @@ SHADES = ((0.05, '·'), (0.25, '░'), (0.5, '▒'), (0.75, '▓'), (np.inf, '�
 def draw(path: str | Path, weights, rows: Sequence[str], columns: Sequence[str], title: str = '',
          gold: Links | None = None) -> None:
     """Writes `figure` of the same arguments as a PNG."""
-    from attnlab.report.figures import png
-
     Path(path).write_bytes(png(figure(weights, rows, columns, title, gold)))
 
 
@@ -39,7 +38,7 @@ def figure(weights, rows: Sequence[str], columns: Sequence[str], title: str = ''
 
     weights [T, S] float; rows: T produced tokens; columns: S source tokens, both with the end of sentence where the
     weights have it.  gold: links (source index, target index) outlined, sure ones solid, possible ones dashed.
-    Labels lie outside the figure's own size: save it with `bbox_inches='tight'`, as `figures.png` does.
+    Labels lie outside the figure's own size: save it with `bbox_inches='tight'`, as `png` does.
     Raises ValueError where the sizes disagree, a weight is not finite, or a link lies outside.
     """
     from matplotlib.figure import Figure
@@ -184,3 +183,14 @@ def _crop(label: str, width: int) -> str:
     while _width(label) > width - 1:
         label = label[:-1]
     return label + '…'
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG of at most 256 colours (a third of the bytes), cut to what is drawn."""
+    from PIL import Image
+
+    drawn, file = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format='png', dpi=200, bbox_inches='tight', pad_inches=0.12)
+    with Image.open(drawn) as picture:
+        picture.convert('RGB').quantize(256, dither=Image.Dither.NONE).save(file, 'png', compress_level=9)
+    return file.getvalue()

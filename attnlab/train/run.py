@@ -1,0 +1,61 @@
+"""A run's directory: trained, loaded, scored; the task is whatever its config names."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from attnlab import config as configs
+from attnlab import tasks
+from attnlab.errors import UserError
+from attnlab.tasks.task import Params
+from attnlab.train import checkpoint, loop
+
+
+class Run(NamedTuple):
+    """A trained run: its config, and the parameters of its best step."""
+
+    config: Any
+    workdir: Path
+    params: Params
+    step: int
+
+
+def train(config: Any, workdir: Path) -> dict[str, float]:
+    """Trains a config in a directory, or goes on where its last run stopped; returns the last and the best scores.
+
+    Raises UserError for a config that cannot be trained, and for a directory that holds a run of another config,
+    before anything is written.
+    """
+    kind = tasks.module(config)
+    kind.check(config)
+    saved = workdir / 'config.json'
+    if saved.exists():
+        configs.check_same(config, configs.read(saved))
+    task = kind.build(config, workdir)
+    loop.plan(config, task.examples)
+    workdir.mkdir(parents=True, exist_ok=True)
+    configs.save(config, saved)
+    return loop.train(config, task, workdir)
+
+
+def load(workdir: Path) -> Run:
+    """The run in a directory; raises UserError if it has no checkpoint yet."""
+    config = configs.read(workdir / 'config.json')
+    shapes = jax.eval_shape(tasks.module(config).init(config, workdir), jax.random.key(0))
+    with checkpoint.manager(workdir) as manager:
+        saved = checkpoint.best(manager, shapes)
+    if saved is None:
+        raise UserError(f'{workdir} has no checkpoint yet: train it first')
+    return Run(config, workdir, saved.params, saved.step)
+
+
+def evaluate(workdir: Path, split: str) -> dict[str, Any]:
+    """Scores a run on a whole split; writes `scores-SPLIT.json` and the task's samples."""
+    run = load(workdir)
+    scores = tasks.module(run.config).evaluate(run.config, workdir, run.params, split)
+    scores |= {'step': run.step, 'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
+    text = json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False)
+    (workdir / f'scores-{split}.json').write_text(text + '\n', encoding='utf-8')
+    return scores

@@ -1,0 +1,105 @@
+"""Cross-entropy against optax, worked numbers, and averages over tokens that padding does not move."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from attnlab.kernels.losses import cross_entropy
+
+V = 11
+
+
+def batch(*shape, seed=0):
+    """Logits [*shape, V] and labels [*shape], about a fifth of them padding."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(1, V, shape) * (random.random(shape) < 0.8)
+    return jnp.asarray(3 * random.normal(size=(*shape, V)), jnp.float32), jnp.asarray(labels, jnp.int32)
+
+
+def slope(logits, labels, **kwargs):
+    return jax.grad(lambda x: cross_entropy(x, labels, **kwargs).total)(logits)
+
+
+@pytest.mark.parametrize('shape', [(7,), (3, 5), (2, 3, 4)])
+@pytest.mark.parametrize('smoothing', [0.0, 0.1, 0.9])
+def test_equals_optax_over_the_labels_that_count(shape, smoothing):
+    logits, labels = batch(*shape)
+    target = optax.smooth_labels(jax.nn.one_hot(labels, V), smoothing)
+    expected = lambda x: jnp.sum(jnp.where(labels != 0, optax.softmax_cross_entropy(x, target), 0))
+    sums = cross_entropy(logits, labels, smoothing)
+    np.testing.assert_allclose(sums.total, expected(logits), rtol=1e-6)
+    np.testing.assert_allclose(slope(logits, labels, smoothing=smoothing), jax.grad(expected)(logits), atol=1e-6)
+    plain = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    np.testing.assert_allclose(sums.extras['nll'], np.sum(plain, where=np.asarray(labels) != 0), rtol=1e-6)
+    assert sums.weight == np.count_nonzero(labels)
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1, 0.5])
+def test_equal_logits_cost_the_logarithm_of_the_classes(smoothing):
+    total, weight, _ = cross_entropy(jnp.full((4, 10), 3.0), jnp.array([1, 2, 9, 3]), smoothing)
+    np.testing.assert_allclose(total / weight, 2.302585, atol=1e-6)
+
+
+@pytest.mark.parametrize('smoothing, value', [(0.0, 0.432653), (0.1, 0.592653)])
+def test_smoothing_is_spread_over_all_classes(smoothing, value):
+    sums = cross_entropy(jnp.array([[2.0, 0, 0, 0, 0]]), jnp.array([0]), smoothing, padding=-1)
+    np.testing.assert_allclose(sums.total, value, atol=1e-6)
+    np.testing.assert_allclose(sums.extras['nll'], 0.432653, atol=1e-6)
+
+
+def test_perplexity_is_of_the_mean_over_tokens_not_of_batches():
+    """10 tokens at 1.0 and 2 at 3.0: two classes, and a margin of log(e^c - 1) below costs the label c."""
+
+    def costing(nats, count):
+        return jnp.stack([jnp.full(count, np.log(np.exp(nats) - 1)), jnp.zeros(count)], axis=-1), jnp.ones(count, int)
+
+    parts = [cross_entropy(*costing(1.0, 10)), cross_entropy(*costing(3.0, 2))]
+    total, weight, extras = jax.tree.map(lambda *x: sum(x), *parts)
+    np.testing.assert_allclose(jnp.exp(extras['nll'] / weight), 3.7937, atol=1e-4)
+    np.testing.assert_allclose(total / weight, 16 / 12, rtol=1e-6)
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+def test_the_width_of_the_padding_changes_nothing(smoothing):
+    logits, labels = batch(3, 8)
+    junk, _ = batch(3, 8, seed=1)
+    wide, padded = jnp.concatenate([logits, 9 * junk], axis=1), jnp.pad(labels, ((0, 0), (0, 8)))
+    narrow, broad = (cross_entropy(*x, smoothing) for x in ((logits, labels), (wide, padded)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7), narrow, broad)
+    gradient = slope(wide, padded, smoothing=smoothing)
+    np.testing.assert_array_equal(gradient[:, :8], slope(logits, labels, smoothing=smoothing))
+    assert jnp.all(gradient[:, 8:] == 0)
+
+
+def test_sums_of_parts_are_the_sum_of_the_whole():
+    logits, labels = batch(4, 6)
+    whole = cross_entropy(logits, labels, 0.1)
+    parts = jax.tree.map(lambda *x: sum(x), *(cross_entropy(*x, 0.1) for x in zip(logits, labels, strict=True)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole, parts)
+
+
+@pytest.mark.parametrize('shape', [(2, 3), (0, 3), (0,)])
+def test_nothing_to_count_costs_nothing(shape):
+    logits, labels = batch(*shape)[0], jnp.zeros(shape, int)
+    assert all(x == 0 for x in jax.tree.leaves(cross_entropy(logits, labels, 0.1)))
+    assert jnp.all(slope(logits, labels, smoothing=0.1) == 0)
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_half_precision_logits_are_summed_in_float32(dtype):
+    logits, labels = batch(40, 30)
+    rounded = logits.astype(dtype)
+    sums = cross_entropy(rounded, labels, 0.1)
+    assert sums.total.dtype == sums.extras['nll'].dtype == jnp.float32
+    same = cross_entropy(rounded.astype(jnp.float32), labels, 0.1)
+    jax.tree.map(np.testing.assert_array_equal, sums, same)
+    assert slope(rounded, labels).dtype == dtype
+
+
+def test_large_logits_do_not_overflow():
+    total, _, _ = cross_entropy(jnp.array([[0.0, 1e4, -1e4]]), jnp.array([1]))
+    assert total == 0
+    total, _, _ = cross_entropy(jnp.array([[0.0, 1e4, -1e4]]), jnp.array([2]))
+    assert total == 2e4
