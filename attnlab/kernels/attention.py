@@ -65,10 +65,10 @@ def dot_product_attention(
     Raises:
       ValueError: for shapes, dtypes, rates and names that do not fit, naming what came and what was expected.
     """
-    unbatched = query.ndim == 3
+    unbatched = query.ndim == key.ndim == value.ndim == 3
     if unbatched:
         query, key, value = query[None], key[None], value[None]
-        bias, mask = (x if x is None or x.ndim == 4 else x[None] for x in (bias, mask))
+        bias, mask = (x[None] if x is not None and x.ndim == 3 else x for x in (bias, mask))
     rules = Visibility(
         mask, query_seq_lengths, key_value_seq_lengths, query_positions, key_positions,
         query_segment_ids, key_segment_ids, is_causal, window_sides(local_window_size),
@@ -109,7 +109,7 @@ def check_call(
     """Raises ValueError unless shapes, dtypes and the dropout rate fit together."""
     for name, x in (('query', query), ('key', key), ('value', value)):
         if x.ndim != 4:
-            raise ValueError(f'{name} has shape {x.shape}; expected 4 axes [batch, length, heads, width] (or 3 in all)')
+            raise ValueError(f'{name} has shape {x.shape}; expected 4 axes [batch, length, heads, width]')
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f'{name} has dtype {x.dtype}; expected a float')
     B, T, N, H = query.shape

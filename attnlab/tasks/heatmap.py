@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import textwrap
 import unicodedata
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -190,7 +191,10 @@ def png(figure: Figure) -> bytes:
     from PIL import Image
 
     drawn, file = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format='png', dpi=200, bbox_inches='tight', pad_inches=0.12)
+    with warnings.catch_warnings():
+        # A half-trained model may write in any script; one that the font lacks is drawn as boxes.
+        warnings.filterwarnings('ignore', r'Glyph .* missing from font')
+        figure.savefig(drawn, format='png', dpi=200, bbox_inches='tight', pad_inches=0.12)
     with Image.open(drawn) as picture:
         picture.convert('RGB').quantize(256, dither=Image.Dither.NONE).save(file, 'png', compress_level=9)
     return file.getvalue()

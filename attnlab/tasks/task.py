@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -19,6 +20,7 @@ Batch = Any
 class Task:
     """Data and model of an experiment, as functions.
 
+    save: writes into a run's directory what its parameters need to be used later, such as a vocabulary.
     examples: size of the training split, which gives durations in epochs their meaning.
     init: a key gives the parameters.
     batch: the training batch of step i (from 0); a pure function of i, so that resuming needs the step alone.
@@ -27,6 +29,7 @@ class Task:
     best: (name among the scores, 'max' or 'min'): which parameters to keep.
     """
 
+    save: Callable[[Path], None]
     examples: int
     init: Callable[[jax.Array], Params]
     batch: Callable[[int], Batch]

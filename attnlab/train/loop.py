@@ -46,7 +46,7 @@ def plan(config: Any, examples: int) -> Plan:
         if train[key] < 1:
             raise UserError(f'train.{key} is {train[key]}; expected 1 or more')
     if train.batch_size % train.accumulate:
-        raise UserError(f'train.accumulate is {train.accumulate}; expected a divisor of {train.batch_size}, the batch_size')
+        raise UserError(f'train.accumulate is {train.accumulate}; expected a divisor of batch_size {train.batch_size}')
     if train.patience < 0:
         raise UserError(f'train.patience is {train.patience}; expected 0 (never stop early) or more')
     count = partial(steps, batch_size=train.batch_size, examples=examples)
@@ -58,6 +58,13 @@ def plan(config: Any, examples: int) -> Plan:
             raise UserError(f'train.{key} is {train[key]!r}, less than one step; expected one step or more')
     warmup = count(config.optimizer.warmup, 'optimizer.warmup', total=total)
     return Plan(total, warmup, periods['log_every'], periods['eval_every'], periods['save_every'], train.patience)
+
+
+def recipe(config: Any, examples: int) -> tuple[Plan, optimizer.Schedule, optax.GradientTransformation]:
+    """Durations, learning rate and optimizer of a config; raises UserError for values that make no sense."""
+    durations = plan(config, examples)
+    rate = optimizer.schedule(config.optimizer, durations.total, durations.warmup)
+    return durations, rate, optimizer.build(config.optimizer, rate)
 
 
 def make_update(
@@ -111,9 +118,7 @@ def train(config: Any, task: Task, workdir: Path) -> dict[str, float]:
 
     Raises RunError when the loss is no longer finite, naming the step.
     """
-    durations = plan(config, task.examples)
-    rate = optimizer.schedule(config.optimizer, durations.total, durations.warmup)
-    optimize = optimizer.build(config.optimizer, rate)
+    durations, rate, optimize = recipe(config, task.examples)
     with checkpoint.manager(workdir) as manager:
         state, progress = _restore_or_start(manager, task, optimize, config.seed)
         start = int(state.step)

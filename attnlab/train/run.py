@@ -30,13 +30,14 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
     """
     kind = tasks.module(config)
     kind.check(config)
+    loop.recipe(config, examples=1)  # whatever the data: what is wrong with it is said before any is read
     saved = workdir / 'config.json'
     if saved.exists():
         configs.check_same(config, configs.read(saved))
     task = kind.build(config, workdir)
-    loop.plan(config, task.examples)
     workdir.mkdir(parents=True, exist_ok=True)
     configs.save(config, saved)
+    task.save(workdir)
     return loop.train(config, task, workdir)
 
 

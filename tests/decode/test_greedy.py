@@ -64,7 +64,7 @@ def test_a_stub_that_says_only_eos_says_it_once():
     assert jnp.all(weights[:, 1:] == 0)
 
 
-@pytest.mark.parametrize('limit', [0, 1, 5])
+@pytest.mark.parametrize('limit', [1, 5])
 def test_a_stub_that_never_ends_stops_at_the_limit(limit):
     tokens, weights = decode(tables(2, eos=-99.0), limit)
     assert tokens.shape == (2, limit) and weights.shape == (2, limit, S)
@@ -87,24 +87,15 @@ def test_rows_do_not_see_their_neighbours():
 
 
 def test_the_loop_ends_with_the_last_row():
-    """The state counts the steps that were taken."""
+    taken = []
 
-    def counting(state, previous):
-        rest, logits, weights = step(state[1:], previous)
-        return (state[0] + 1, *rest), logits, weights
+    def noted(state, previous):
+        jax.debug.callback(lambda _: taken.append(1), previous)
+        return step(state, previous)
 
-    steps = []
-
-    def call(state):
-        def note(state, previous):
-            jax.debug.callback(lambda n: steps.append(int(n)), state[0], ordered=True)
-            return counting(state, previous)
-
-        return greedy(note, state, 3, bos=BOS, eos=EOS, limit=50)
-
-    jax.block_until_ready(jax.jit(call)((jnp.int32(0), *tables(3, eos=99.0))))
+    jax.block_until_ready(greedy(noted, tables(3, eos=99.0), 3, bos=BOS, eos=EOS, limit=50))
     jax.effects_barrier()
-    assert steps == [0]
+    assert len(taken) == 1
 
 
 def test_state_is_carried_from_step_to_step():

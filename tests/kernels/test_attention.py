@@ -1,6 +1,6 @@
 """`dot_product_attention`, implementation `dense`: against the oracle, against JAX, and what only it has.
 
-The rules that it shares with other scores are in test_contract.py.
+The rules that it shares with other scores are in test_visibility.py and test_contract.py.
 """
 
 import jax
@@ -43,8 +43,8 @@ def test_the_oracles_gradients_are_its_own_slopes(additive):
 
 def test_the_draws_use_every_argument():
     names = [set(oracle.draw(seed)[1]) | set(oracle.draw(seed)[0]) for seed in range(60)]
-    for name in ('bias', 'mask', 'is_causal', 'query_seq_lengths', 'key_value_seq_lengths', 'local_window_size', 'scale',
-                 'query_positions', 'key_positions', 'query_segment_ids', 'logits_soft_cap'):  # fmt: skip
+    for name in ('bias', 'mask', 'is_causal', 'query_seq_lengths', 'key_value_seq_lengths', 'local_window_size',
+                 'query_positions', 'key_positions', 'query_segment_ids', 'logits_soft_cap', 'scale'):  # fmt: skip
         assert sum(name in used for used in names) >= 10, name
 
 
@@ -185,8 +185,12 @@ ERRORS = {
     r'logits_soft_cap is nan; expected': {'logits_soft_cap': float('nan')},
     r'logits_soft_cap is inf; expected': {'logits_soft_cap': float('inf')},
     r'query has shape \(2, 2, 4, 4, 3\); expected 4 axes': {'query': jnp.zeros((2, B, T, N, H))},
-    r'expected 4 axes .*\(or 3 in all\)': {'query': jnp.zeros((T, N, H))},
-}
+    r'query has shape \(4, 4, 3\); expected 4 axes': {'query': jnp.zeros((T, N, H))},
+    r'mask has shape \(4, 5\); expected 4 axes': {
+        'query': jnp.zeros((T, N, H)), 'key': jnp.zeros((S, K, H)), 'value': jnp.zeros((S, K, H)),
+        'mask': jnp.ones((T, S), bool),
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize('message, changed', ERRORS.items())

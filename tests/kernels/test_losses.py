@@ -50,9 +50,9 @@ def test_smoothing_is_spread_over_all_classes(smoothing, value):
 
 
 def test_perplexity_is_of_the_mean_over_tokens_not_of_batches():
-    """10 tokens at 1.0 and 2 at 3.0: two classes, and a margin of log(e^c - 1) below costs the label c."""
+    """10 tokens at 1.0 nats and 2 at 3.0."""
 
-    def costing(nats, count):
+    def costing(nats, count):  # of two classes, the label is log(e^nats - 1) below the other
         return jnp.stack([jnp.full(count, np.log(np.exp(nats) - 1)), jnp.zeros(count)], axis=-1), jnp.ones(count, int)
 
     parts = [cross_entropy(*costing(1.0, 10)), cross_entropy(*costing(3.0, 2))]

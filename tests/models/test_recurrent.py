@@ -52,7 +52,7 @@ def test_the_numbers_of_torch(cell, attention):
     def values(flat):
         def loss(flat):
             logits, weights = model.apply({'params': unflatten(flat)}, golden['source'], golden['inputs'])
-            sums = cross_entropy(logits, golden['labels'], float(golden['smoothing']))
+            sums = cross_entropy(logits, jnp.asarray(golden['labels']), float(golden['smoothing']))
             return sums.total / sums.weight, (logits, weights)
 
         return jax.value_and_grad(loss, has_aux=True)(flat)

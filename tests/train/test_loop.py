@@ -9,9 +9,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from attnlab.errors import RunError, UserError
-from attnlab.train import checkpoint, loop, metrics, optimizer
 from attnlab.kernels.losses import Sums
 from attnlab.tasks.task import Task
+from attnlab.train import checkpoint, loop, metrics, optimizer
 
 EXAMPLES, BATCH = 32, 8
 INPUTS = np.random.default_rng(0).normal(size=(EXAMPLES, 3)).astype(np.float32)
@@ -32,7 +32,7 @@ def make_task(loss=None, evaluate=None, batch=None):
         return {'loss': float(np.mean((INPUTS @ np.asarray(params['w']) - TARGETS) ** 2))}
 
     start = {'w': jnp.zeros(3)}
-    return Task(EXAMPLES, lambda rng: start, batch or chosen, loss or squares, evaluate or validate, ('loss', 'min'))
+    return Task(lambda workdir: None, EXAMPLES, lambda rng: start, batch or chosen, loss or squares, evaluate or validate, ('loss', 'min'))
 
 
 def config(**changes):

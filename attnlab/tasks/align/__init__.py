@@ -20,10 +20,9 @@ from attnlab.tasks.task import Params, Task
 
 def check(config: Any) -> None:
     """Raises UserError for values that no model or corpus can be made of, before anything is read or written."""
-    corpus.splits(config.data)
-    widths = tuple(config.data.widths)
-    if not widths or list(widths) != sorted(set(widths)) or widths[0] < 2:
-        raise UserError(f'data.widths is {widths}; expected ascending numbers of tokens, 2 or more')
+    if config.seed < 0:
+        raise UserError(f'seed is {config.seed}; expected 0 or more')
+    corpus.check(config.data)
     build_model(config, 5, 5)
     if not 0.0 <= config.train.label_smoothing < 1.0:
         raise UserError(f'train.label_smoothing is {config.train.label_smoothing}; expected 0 <= smoothing < 1')
@@ -54,7 +53,7 @@ def init_params(model: RecurrentSeq2Seq, rng: jax.Array) -> Params:
 
 
 def build(config: Any, workdir: Path) -> Task:
-    """Data and model of a config; the vocabularies are made once and then stay in `workdir`."""
+    """Data and model of a config, with the vocabularies that lie in `workdir` or, in a new run, built from its data."""
     train = corpus.read(config.data, 'train', config.seed)
     valid = corpus.read(config.data, 'valid', config.seed)
     vocabularies = corpus.vocabularies(config.data, workdir, train)
@@ -83,6 +82,7 @@ def build(config: Any, workdir: Path) -> Task:
         return {'loss': nll / count, 'perplexity': math.exp(nll / count), 'bleu': scores.bleu(outputs, valid.target)}
 
     return Task(
+        save=lambda workdir: corpus.save(vocabularies, workdir),
         examples=len(train.source),
         init=lambda rng: init_params(model, rng),
         batch=batch,

@@ -53,16 +53,41 @@ def read(data: Any, split: str, seed: int) -> Pairs:
 
 
 def vocabularies(data: Any, workdir: Path, train: Pairs | None = None) -> tuple[Vocabulary, Vocabulary]:
-    """Those that lie in a run's directory; with `train`, built from it and saved there if there are none."""
-    both = []
-    for side, language in zip(('source', 'target'), languages(data), strict=True):
-        path = Path(workdir) / 'vocabulary' / side
-        if train is not None and not any(path.parent.glob(f'{side}.*')):
-            lines = train.source if side == 'source' else train.target
-            path.parent.mkdir(parents=True, exist_ok=True)
-            vocabulary.save(vocabulary.build(data.vocabulary, lines, data.vocabulary_size, language), path)
-        both.append(vocabulary.load(path))
-    return both[0], both[1]
+    """(source, target): those that lie in a run's directory, or where they do not yet, built from `train`."""
+
+    def one(side: str, language: str) -> Vocabulary:
+        path = workdir / 'vocabulary' / side
+        if train is None or any(path.parent.glob(f'{side}.*')):
+            return vocabulary.load(path)
+        lines = train.source if side == 'source' else train.target
+        return vocabulary.build(data.vocabulary, lines, data.vocabulary_size, language)
+
+    source, target = languages(data)
+    return one('source', source), one('target', target)
+
+
+def save(vocabularies: tuple[Vocabulary, Vocabulary], workdir: Path) -> None:
+    """Writes them where `vocabularies` looks for them."""
+    (workdir / 'vocabulary').mkdir(exist_ok=True)
+    for side, one in zip(('source', 'target'), vocabularies, strict=True):
+        vocabulary.save(one, workdir / 'vocabulary' / side)
+
+
+def check(data: Any) -> None:
+    """Raises UserError for a description of a corpus that cannot be one."""
+    splits(data)
+    widths = tuple(data.widths)
+    if not widths or list(widths) != sorted(set(widths)) or widths[0] < 2:
+        raise UserError(f'data.widths is {widths}; expected ascending numbers of tokens, 2 or more')
+    if data.vocabulary not in vocabulary.KINDS:
+        raise UserError(f'data.vocabulary is {data.vocabulary!r}; expected one of {", ".join(vocabulary.KINDS)}')
+    if data.vocabulary_size <= len(vocabulary.SPECIAL):
+        raise UserError(f'data.vocabulary_size is {data.vocabulary_size}; expected more than {len(vocabulary.SPECIAL)}')
+    for field in ('train_examples', 'test_examples') if data.name == 'grammar' else ():
+        if data[field] < 1:
+            raise UserError(f'data.{field} is {data[field]}; expected 1 or more')
+    if data.name == 'files' and len(data.languages) != 2:
+        raise UserError(f'data.languages is {tuple(data.languages)}; expected two, source and target')
 
 
 def encode(lines: Sequence[str], vocabulary: Vocabulary, limit: int | None = None) -> list[list[int]]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from attnlab.data.pairs import Pairs
-from attnlab.data.text import normalise
-from attnlab.data.vocabulary import Vocabulary
+from attnlab.data.text import bare, normalise, tokenise
+from attnlab.data.vocabulary import EOS, SPECIAL, Vocabulary
 from attnlab.tasks import heatmap
 from attnlab.tasks.align.alignment import join, links, reversals
 from attnlab.tasks.align.translator import Translation
@@ -22,16 +22,23 @@ SAMPLES = 10
 
 
 def labelled(
-    source: Sequence[int], translation: Translation, vocabularies: tuple[Vocabulary, Vocabulary], joined: bool
+    sentence: str,
+    source: Sequence[int],
+    translation: Translation,
+    vocabularies: tuple[Vocabulary, Vocabulary],
+    joined: bool,
 ) -> tuple[np.ndarray, list[str], list[str]]:
     """(weights, rows, columns) of one translation: rows are the produced tokens, columns those of the source.
 
     joined: words instead of sub-words, by the sum over a source word and the mean over a produced one.
     """
+    # The source's words as they were typed: an id may know one only as unknown.
+    words = [*(bare(word) for word in tokenise(normalise(sentence, vocabularies[0].language))), SPECIAL[EOS]]
     if not joined:
-        return translation.weights, vocabularies[1].pieces(translation.target), vocabularies[0].pieces(source)
+        columns = words if vocabularies[0].kind == 'words' else vocabularies[0].pieces(source)
+        return translation.weights, vocabularies[1].pieces(translation.target), columns
     rows, columns = vocabularies[1].words(translation.target), vocabularies[0].words(source)
-    return join(translation.weights, rows, columns), [row[0] for row in rows], [column[0] for column in columns]
+    return join(translation.weights, rows, columns), [row[0] for row in rows], words
 
 
 def write_samples(
@@ -74,7 +81,7 @@ def _sample(
     sample = {'source': pairs.source[i], 'reference': pairs.target[i], 'output': output, 'gold': None}
     if not attends:
         return sample | {'rows': [], 'columns': [], 'weights': None}
-    weights, rows, columns = labelled(source, translation, vocabularies, joined=True)
+    weights, rows, columns = labelled(pairs.source[i], source, translation, vocabularies, joined=True)
     # Gold links speak of the reference's words: they fit the picture where the output is the reference.
     if pairs.links is not None and output == normalise(pairs.target[i], vocabularies[1].language):
         gold = pairs.links[i]
@@ -95,7 +102,7 @@ def show(
     print(output)
     if translation.weights.size == 0:
         return
-    weights, rows, columns = labelled(source, translation, vocabularies, joined)
+    weights, rows, columns = labelled(sentence, source, translation, vocabularies, joined)
     path = Path(workdir) / 'figures' / f'translate-{_slug(sentence)}'
     path.parent.mkdir(exist_ok=True)
     heatmap.draw(path.with_suffix('.png'), weights, rows, columns, title=output)

@@ -1,0 +1,26 @@
+"""Any two languages, from files of your own: two files X.en and X.fr a split, plain or .gz, or one tab-separated file.
+
+attnlab train --config=experiments/align/files_gru.py --workdir=runs/mine \
+    --config.data.train=path/train --config.data.valid=path/valid --config.data.test=path/test
+"""
+
+import runpy
+from pathlib import Path
+
+from ml_collections import ConfigDict, config_dict
+
+
+def get_config(arg: str = '') -> ConfigDict:
+    """The model and training of multi30k_gru.py, with its argument, on other files."""
+    config = runpy.run_path(str(Path(__file__).with_name('multi30k_gru.py')))['get_config'](arg)
+    config.data = dict(
+        name='files',
+        languages=('en', 'fr'),  # the files' suffixes, source first; French and English spacing are known
+        train=config_dict.required_placeholder(str),
+        valid=config_dict.required_placeholder(str),
+        test=config_dict.required_placeholder(str),
+        vocabulary='subwords',
+        vocabulary_size=6000,
+        widths=(12, 16, 20, 28, 48),
+    )
+    return config

@@ -1,0 +1,270 @@
+"""Who sees whom: the rules of attention that hold whatever the score, forward and backward.
+
+With query and key zero all visible keys weigh the same, so the output is a plain mean, known without a reference.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.kernels import oracle
+from tests.kernels.calls import B, H, K, N, S, T, arrays, finite, means, run, same
+
+NAN, INF = float('nan'), float('inf')
+
+
+# Rows that see nothing
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+@pytest.mark.parametrize('select', ['multiply', 'where'])
+def test_a_row_that_sees_nothing_gives_zero_and_sends_zero(attend, dtype, select):
+    query, key, value = arrays(dtype, T=3)
+    mask = (jnp.arange(3) < 2)[None, None, :, None]
+    counted = mask.swapaxes(1, 2)
+
+    def loss(given):
+        output = attend(*given, mask=mask)
+        kept = output * counted if select == 'multiply' else jnp.where(counted, output, 0)
+        return jnp.sum(jnp.sin(kept)), output
+
+    gradients, output = jax.grad(loss, has_aux=True)((query, key, value))
+    assert jnp.all(output[:, 2] == 0)
+    assert jnp.all(gradients[0][:, 2] == 0)
+    assert finite((output, gradients)) and all(jnp.any(x != 0) for x in gradients)
+
+
+def test_no_gradient_of_a_row_that_sees_nothing_passes_even_if_it_is_nan(attend):
+    def loss(given):
+        output = attend(*given, query_seq_lengths=jnp.array([2, 0]))
+        length = jnp.sqrt(jnp.sum(output**2, axis=-1))  # its slope at the zero row is infinite
+        return jnp.sum(jnp.where(length > 0, length, 0))
+
+    gradients = jax.grad(loss)(arrays())
+    assert finite(gradients)
+    assert not any(jnp.any(x[1] != 0) for x in gradients)
+
+
+def test_a_bias_of_minus_infinity_rules_out_as_a_mask_does(attend):
+    seen = np.tri(T, S, -1, dtype=bool)[None, None]  # row 0 sees nothing
+    bias = jnp.where(seen, 0.0, -INF)
+    results, gradients = run(attend, *arrays(), bias)
+    masked, expected = run(attend, *arrays(), jnp.zeros((1, 1, T, S)), mask=jnp.asarray(seen))
+    same(results, masked)
+    same(gradients, expected)
+
+
+# What stands in a masked slot
+
+
+MASKS = {
+    'lengths of keys': ({'key_value_seq_lengths': jnp.array([3, 0])}, np.s_[:, :0]),
+    'mask': ({'mask': jnp.asarray([[0, 1, 1, 0, 1], [0] * 5], bool)[:, None, None, :]}, np.s_[:, :0]),
+    'segments': ({'query_segment_ids': jnp.array([[0, 1, 1, 2], [0] * 4]),
+                  'key_segment_ids': jnp.array([[1, 1, 9, 9, 1], [9] * 5])}, np.s_[:1, [0, 3]]),
+    'lengths of both': ({'query_seq_lengths': jnp.array([2, 4]), 'key_value_seq_lengths': jnp.array([5, 2])},
+                        np.s_[:1, 2:]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('junk', [NAN, INF, -INF, 3e38])
+@pytest.mark.parametrize('rules, rows', MASKS.values(), ids=MASKS)
+def test_what_stands_in_a_masked_slot_never_matters(attend, rules, rows, junk):
+    query, key, value = arrays()
+    shape = np.broadcast_shapes((B, N, T, S), np.shape(rules.get('mask', True)))
+    plain = {name: np.asarray(x) for name, x in rules.items()}
+    seen = np.array([oracle.visible(*index, **plain) for index in np.ndindex(shape)]).reshape(shape)
+    columns = jnp.asarray(~seen.any((1, 2)))[:, :, None, None]
+    unseen = jnp.asarray(~seen.any((1, 3)))[:, :, None, None]
+    assert unseen[rows].all() and columns.any()
+    bias = jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
+
+    def filled(x):
+        return (
+            jnp.where(unseen, x, query), jnp.where(columns, x, key), jnp.where(columns, x, value),
+            jnp.where(jnp.asarray(seen), bias, x),
+        )  # fmt: skip
+
+    same(run(attend, *filled(junk), **rules), run(attend, *filled(0.0), **rules))
+
+
+@pytest.mark.parametrize('junk', [NAN, INF])
+@pytest.mark.parametrize('where', ['key', 'value'])
+def test_junk_reaches_who_attends_to_it_and_nobody_else(attend, where, junk):
+    query, key, value = arrays(T=S)
+    there = {'key': key, 'value': value}
+    late = np.zeros((S, K), bool)
+    late[-1, 1] = True  # the last key of the second key head: seen by the last row of the last two query heads
+
+    def call(x):
+        given = there | {where: jnp.where(late[None, :, :, None], x, there[where])}
+        return attend(query, **given, is_causal=True)
+
+    reached = np.zeros((1, S, N, 1), bool)
+    reached[:, -1, 2:] = True
+    output = call(junk)
+    assert not jnp.any(jnp.isfinite(output) & reached)
+    assert jnp.all(jnp.isfinite(output) | reached)
+    same(jnp.where(reached, 0, output), jnp.where(reached, 0, call(0.0)))
+
+
+@pytest.mark.parametrize('where', ['query', 'bias', 'query without a mask', 'bias without a mask'])
+def test_junk_that_is_attended_is_not_hidden(attend, where):
+    query, key, value = arrays()
+    bias = jnp.zeros((1, 1, T, S))
+    query, bias = (query.at[0, 1, 0, 0].set(NAN), bias) if 'query' in where else (query, bias.at[0, 0, 1, 0].set(NAN))
+    kwargs = {} if 'without' in where else {'key_value_seq_lengths': jnp.array([3, 3])}
+    bad = np.zeros((B, T, N), bool)
+    bad[(0, 1, 0) if 'query' in where else np.s_[:, 1]] = True
+    output = attend(query, key, value, bias, **kwargs)
+    np.testing.assert_array_equal(jnp.isnan(output).any(-1), bad)
+
+
+# Causality, lengths, windows, segments
+
+
+@pytest.mark.parametrize(
+    'T, S, top_left, bottom_right',
+    [
+        (2, 5, [1, 1.5], [2.5, 3]),
+        (5, 2, [1, 1.5, 1.5, 1.5, 1.5], [0, 0, 0, 1, 1.5]),
+        (1, 5, [1], [3]),
+    ],
+)
+def test_causality_is_aligned_at_the_top_left_or_where_positions_say(attend, T, S, top_left, bottom_right):
+    np.testing.assert_allclose(means(attend, T, S, is_causal=True), top_left, rtol=1e-6)
+    positions = {'query_positions': jnp.arange(S - T, S)[None], 'key_positions': jnp.arange(S)[None]}
+    np.testing.assert_allclose(means(attend, T, S, is_causal=True, **positions), bottom_right, rtol=1e-6)
+
+
+def test_causality_is_no_slope_from_the_future(attend):
+    query, key, value = arrays(T=S)
+    (output, *_), _ = run(attend, query, key, value, is_causal=True)
+    changed = tuple(x.at[:, -1].add(1.0) for x in (key, value))
+    (other, *_), _ = run(attend, query, *changed, is_causal=True)
+    same(output[:, :-1], other[:, :-1])
+    assert not jnp.allclose(output[:, -1], other[:, -1], atol=1e-2)
+    (open_, *_), _ = run(attend, query, key, value)
+    assert not jnp.allclose(output[:, :-1], open_[:, :-1], atol=1e-2)
+
+
+def test_one_query_at_a_time_is_the_causal_matrix(attend):
+    query, key, value = arrays(T=S)
+    whole = attend(query, key, value, is_causal=True)
+
+    def step(t, row):
+        return t + 1, attend(row[:, None], key, value, is_causal=True, query_positions=t[None, None])[:, 0]
+
+    _, rows = jax.lax.scan(step, jnp.int32(0), query.swapaxes(0, 1))
+    np.testing.assert_allclose(rows.swapaxes(0, 1), whole, atol=1e-6)
+
+
+def test_lengths_of_keys_alone_and_of_both(attend):
+    four = jnp.array([4])
+    np.testing.assert_allclose(means(attend, 6, 6, key_value_seq_lengths=four), [2.5] * 6, rtol=1e-6)
+    both = means(attend, 6, 6, key_value_seq_lengths=four, query_seq_lengths=jnp.array([2]))
+    np.testing.assert_allclose(both, [2.5, 2.5, 0, 0, 0, 0], rtol=1e-6)
+
+
+def test_a_padded_example_is_the_example_alone(attend):
+    """Three examples of three queries and three keys, so that an axis taken for another fits, and shows."""
+    query, key, value = (jnp.concatenate([x, x[:1] + 1]) for x in arrays(T=3, S=3))
+    lengths = [0, 1, 3]
+    rows = attend(query, key, value, key_value_seq_lengths=jnp.array(lengths))
+    for b, length in enumerate(lengths):
+        alone = attend(query[b : b + 1], key[b : b + 1, :length], value[b : b + 1, :length])
+        np.testing.assert_allclose(rows[b : b + 1], alone, atol=1e-6)
+    assert jnp.all(rows[0] == 0)
+
+
+def test_a_neighbour_of_length_zero_changes_nothing(attend):
+    query, key, value = arrays()
+    (output, *_), gradients = run(attend, query, key, value, key_value_seq_lengths=jnp.array([S - 1, 0]))
+    (alone, *_), expected = run(attend, query[:1], key[:1], value[:1], key_value_seq_lengths=jnp.array([S - 1]))
+    same(output[:1], alone)
+    same(jax.tree.map(lambda x: x[:1], gradients), expected)
+
+
+@pytest.mark.parametrize('shape', [(B, 1, 1, S), (1, 1, T, S), (B, N, T, S), (1, 1, 1, 1), (1, N, 1, S)])
+def test_masks_of_every_broadcast_are_their_full_array(attend, shape):
+    mask = jnp.asarray(np.random.default_rng(2).random(shape) < 0.6)
+    full = jnp.broadcast_to(mask, (B, N, T, S))
+    same(run(attend, *arrays(), mask=mask), run(attend, *arrays(), mask=full))
+
+
+@pytest.mark.parametrize('mapped', [False, True])
+@pytest.mark.parametrize('shape', [(1, N, T, S), (B, 1, 1, S), (1, 1, T, S)])
+def test_the_gradient_of_a_small_bias_is_the_sum_of_the_full_one(attend, shape, mapped):
+    bias = jnp.asarray(np.random.default_rng(3).normal(size=shape), jnp.float32)
+    once = lambda bias: run(attend, *arrays(), bias, is_causal=True)
+    small, full = bias, jnp.broadcast_to(bias, (B, N, T, S))
+    if mapped:
+        (results, gradients), (expected, slopes) = (jax.vmap(once)(x[None]) for x in (small, full))
+        results, gradients, expected, slopes = jax.tree.map(lambda x: x[0], (results, gradients, expected, slopes))
+    else:
+        (results, gradients), (expected, slopes) = once(small), once(full)
+    np.testing.assert_allclose(results[0], expected[0], atol=1e-6)
+    axes = tuple(axis for axis in range(4) if shape[axis] == 1)
+    assert gradients[3].shape == shape
+    np.testing.assert_allclose(gradients[3], jnp.sum(slopes[3], axes, keepdims=True), atol=1e-5)
+
+
+@pytest.mark.parametrize('x64', [False, True])
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+def test_causality_and_padding_together_are_one_mask(attend, dtype, x64):
+    query, key, value = (x.astype(dtype) for x in arrays(T=S))
+    padding = jnp.array([[0, 1, 1, 1, 1]], bool)[:, None, None, :]
+    low = jnp.full((1, 1, 1, S), -20, dtype)
+    with jax.debug_nans(True), jax.debug_infs(True), jax.enable_x64(x64):
+        both = run(attend, query, key, value, low, mask=padding, is_causal=True)
+        one = run(attend, query, key, value, low, mask=padding & jnp.tri(S, dtype=bool)[None, None])
+    same(both, one)
+    assert both[0][0].dtype == dtype and jnp.all(both[0][0][:, 0] == 0)
+
+
+def test_a_window_is_keys_before_and_after_beside_the_query_itself(attend):
+    window = lambda size, T=5, **kwargs: means(attend, T, 5, local_window_size=size, **kwargs)
+    np.testing.assert_allclose(window((1, 0)), [1, 1.5, 2.5, 3.5, 4.5], rtol=1e-6)
+    np.testing.assert_allclose(window(1), [1.5, 2, 3, 4, 4.5], rtol=1e-6)
+    np.testing.assert_allclose(window((0, 0)), [1, 2, 3, 4, 5], rtol=1e-6)
+    np.testing.assert_allclose(window((5, 0)), means(attend, 5, 5, is_causal=True), rtol=1e-6)
+    np.testing.assert_allclose(window(1, is_causal=True), window((1, 0)), rtol=1e-6)
+    np.testing.assert_allclose(window((1, 0), key_value_seq_lengths=jnp.array([2])), [1, 1.5, 2, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(window((1, 0), T=1, query_positions=jnp.array([[3]])), [3.5], rtol=1e-6)
+
+
+def test_packed_segments_are_each_alone(attend):
+    query, key, value = arrays(T=S)
+    ids = jnp.array([[0, 0, 1, 1, 9]])
+    kwargs = {'query_segment_ids': ids, 'key_segment_ids': ids, 'is_causal': True}
+    second = np.zeros((1, S, 1, 1))
+    second[:, 2:4] = 1
+    (output, *_), gradients = run(attend, query, key, value, weigh=jnp.asarray(second, jnp.float32), **kwargs)
+    for part in (slice(0, 2), slice(2, 4)):
+        alone = attend(query[:, part], key[:, part], value[:, part], is_causal=True)
+        np.testing.assert_allclose(output[:, part], alone, atol=3e-7)
+    for gradient in gradients:
+        assert jnp.all(gradient[:, :2] == 0) and jnp.all(gradient[:, 4] == 0) and jnp.any(gradient[:, 2:4] != 0)
+    (other, *_), _ = run(attend, *(x.at[:, 0].add(1) for x in (query, key, value)), **kwargs)
+    same(other[:, 2:], output[:, 2:])
+    assert jnp.any(other[:, :2] != output[:, :2])
+
+
+# Heads
+
+
+@pytest.mark.parametrize('heads', [(4, 4), (4, 2), (4, 1), (6, 3)])
+def test_heads_share_keys_in_groups(attend, heads):
+    many, few = heads
+    value = jnp.broadcast_to(jnp.arange(1.0, few + 1)[None, None, :, None], (1, 2, few, 2))
+    output = attend(jnp.zeros((1, 2, many, 2)), jnp.zeros((1, 2, few, 2)), value)
+    np.testing.assert_allclose(output[0, 0, :, 0], np.repeat(np.arange(1, few + 1), many // few), rtol=1e-6)
+
+
+def test_gradients_of_shared_heads_are_the_sums_over_their_groups(attend):
+    query, key, value = arrays()
+    _, (_, dk, dv) = run(attend, query, key, value, is_causal=True)
+    _, (_, *each) = run(attend, query, *(jnp.repeat(x, N // K, axis=2) for x in (key, value)), is_causal=True)
+    for few, many in zip((dk, dv), each, strict=True):
+        np.testing.assert_allclose(few, many.reshape(B, S, K, N // K, H).sum(3), atol=1e-5)
