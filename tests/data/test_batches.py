@@ -101,7 +101,7 @@ def test_shapes_are_as_few_as_the_widths():
 
 
 def test_padding_is_zeros_behind_and_in_empty_rows():
-    laid = batches.pad([[5, 6, 7], [8], []], np.array([1, -1, 0, 2]), 4)
+    laid = batches.pad([[5, 6, 7], [], [8]], np.array([2, -1, 0, 1]), 4)
     assert laid.dtype == np.int32
     assert laid.tolist() == [[8, 0, 0, 0], [0, 0, 0, 0], [5, 6, 7, 0], [0, 0, 0, 0]]
 

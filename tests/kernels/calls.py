@@ -1,5 +1,7 @@
 """Arrays to call attention with, and what the tests of its rules ask of a call."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,22 +16,40 @@ def arrays(dtype='float32', T=T, S=S, seed=0):
     return tuple(jnp.asarray(random.normal(size=shape), dtype) for shape in shapes)
 
 
+@functools.cache
+def _program(function, fixed):
+    return jax.jit(lambda args, moving: function(*args, **moving, **dict(fixed)))
+
+
+def compiled(function, *args, **kwargs):
+    """function(*args, **kwargs) as one program, made once for its shapes: arrays move, other keywords are fixed.
+
+    Step by step, each operation of a new shape would be compiled on its own, which takes ten times as long.
+    """
+    moving = {name: x for name, x in kwargs.items() if isinstance(x, jax.Array)}
+    return _program(function, tuple((name, x) for name, x in kwargs.items() if name not in moving))(args, moving)
+
+
 def means(attend, T, S, **kwargs):
     """[T], what each query sees of the values 1, 2, ... S at equal weights."""
     value = jnp.arange(1.0, S + 1)[None, :, None, None]
     return attend(jnp.zeros((1, T, 1, 1)), jnp.zeros((1, S, 1, 1)), value, **kwargs)[0, :, 0, 0]
 
 
-def run(attend, query, key, value, bias=None, weigh=1.0, **kwargs):
+def run(attend, *arrays, weigh=None, **kwargs):
     """(output, residual, weights) and the gradients of a weighted sum of the output."""
+    return compiled(slopes, weigh, *arrays, attend=attend, **kwargs)
+
+
+def slopes(weigh, *arrays, attend, **kwargs):
+    """`run`, step by step."""
 
     def loss(arrays):
         output, *more = attend(*arrays, **kwargs, return_residual=True, return_weights=True)
         each = jnp.cos(jnp.arange(output.size, dtype=jnp.float32)).reshape(output.shape)
-        return jnp.sum(jnp.where(weigh != 0, output.astype(jnp.float32), 0) * each * weigh), (output, *more)
+        return jnp.sum(output.astype(jnp.float32) * each * (1 if weigh is None else weigh)), (output, *more)
 
-    given = (query, key, value) if bias is None else (query, key, value, bias)
-    gradients, results = jax.grad(loss, has_aux=True)(given)
+    gradients, results = jax.grad(loss, has_aux=True)(arrays)
     return results, gradients
 
 

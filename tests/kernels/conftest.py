@@ -1,10 +1,13 @@
 """The functions that keep the attention contract."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import jaxtyping
 import pytest
 
 from attnlab import additive_attention, dot_product_attention
+from tests.kernels.calls import compiled
 
 
 def _additive(query, key, value, bias=None, mask=None, **kwargs):
@@ -17,10 +20,13 @@ def _dense(*args, **kwargs):
     return dot_product_attention(*args, implementation='dense', **kwargs)
 
 
-@pytest.fixture(params=[_dense, _additive], ids=['dense', 'additive'])
+ATTENTION = {'dense': partial(compiled, _dense), 'additive': partial(compiled, _additive)}
+
+
+@pytest.fixture(params=ATTENTION)
 def attend(request):
     """Every attention function, called as the dot product's; the additive one has a score vector of its own."""
-    return request.param
+    return ATTENTION[request.param]
 
 
 @pytest.fixture

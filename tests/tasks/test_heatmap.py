@@ -217,7 +217,8 @@ def test_colour_is_a_background_from_dark_to_light():
 
 
 def test_pyplot_is_never_loaded_nor_matplotlib_before_it_draws(tmp_path):
-    code = ('import sys; from attnlab.report import page; from attnlab.tasks import heatmap; assert "matplotlib" not in sys.modules; '
+    code = ('import sys; from attnlab.report import page; from attnlab.tasks import heatmap; '
+            'assert "matplotlib" not in sys.modules; '
             f'heatmap.draw({str(tmp_path / "a.png")!r}, [[1.0]], ["a"], ["b"]); '
             'assert not {"matplotlib.pyplot", "jax"} & set(sys.modules)')
     subprocess.run([sys.executable, '-W', 'error', '-c', code], check=True)

@@ -32,7 +32,10 @@ def make_task(loss=None, evaluate=None, batch=None):
         return {'loss': float(np.mean((INPUTS @ np.asarray(params['w']) - TARGETS) ** 2))}
 
     start = {'w': jnp.zeros(3)}
-    return Task(lambda workdir: None, EXAMPLES, lambda rng: start, batch or chosen, loss or squares, evaluate or validate, ('loss', 'min'))
+    return Task(
+        save=lambda workdir: None, examples=EXAMPLES, init=lambda rng: start, batch=batch or chosen,
+        loss=loss or squares, evaluate=evaluate or validate, best=('loss', 'min'),
+    )  # fmt: skip
 
 
 def config(**changes):

@@ -1,0 +1,74 @@
+"""Every experiment loads, and every field of its config is read by someone."""
+
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from attnlab import config as configs
+from attnlab.train import run
+from tests.tasks.conftest import TINY
+
+EXPERIMENTS = sorted(str(path) for path in Path('experiments').rglob('*.py'))
+SMALL = {key: value for key, value in TINY.items() if not key.startswith('data.')} | {'train.duration': '2 steps'}
+TEXT = [('the cat sleeps.', 'le chat dort.'), ('the dog sings.', 'le chien chante.')] * 10
+
+
+def leaves(config, above=''):
+    for key in config:
+        value = config[key]
+        yield from leaves(value, f'{above}{key}.') if isinstance(value, ConfigDict) else [f'{above}{key}']
+
+
+def write_corpus(folder):
+    for name in ('train', 'val', 'test_2016_flickr', 'test_2017_flickr'):
+        for side, language in enumerate(('en', 'fr')):
+            (folder / f'{name}.{language}').write_text(''.join(pair[side] + '\n' for pair in TEXT))
+
+
+def overrides(name, folder):
+    """An experiment cut down to seconds, on a corpus in `folder` where it has none of its own."""
+    data = {'data.widths': '12,20', 'data.vocabulary_size': '400'}
+    if 'grammar' in name:
+        data |= {key: value for key, value in TINY.items() if key.startswith('data.')}
+    elif 'files' in name:
+        data |= {f'data.{split}': str(folder / file) for split, file in
+                 (('train', 'train'), ('valid', 'val'), ('test', 'test_2016_flickr'))}
+    else:
+        data['data.folder'] = str(folder)
+    return list((SMALL | data).items())
+
+
+@pytest.mark.parametrize('experiment', EXPERIMENTS)
+def test_every_field_is_read(experiment, tmp_path, monkeypatch):
+    write_corpus(tmp_path)
+    config = configs.load(experiment, overrides(experiment, tmp_path))
+    names = {id(config): ''} | {id(config[key]): f'{key}.' for key in config if isinstance(config[key], ConfigDict)}
+    read = set()
+    real = ConfigDict.__getitem__
+
+    def recorded(self, key):
+        if id(self) in names:
+            read.add(names[id(self)] + key)
+        return real(self, key)
+
+    everything = set(leaves(config))
+    # Saving and comparing look at all fields, and use none.
+    monkeypatch.setattr(configs, 'save', lambda config, path: None)
+    monkeypatch.setattr(ConfigDict, '__getitem__', recorded)
+    kind = run.tasks.module(config)
+    run.train(config, tmp_path / 'run')
+    init = kind.init(config, tmp_path / 'run')
+    kind.evaluate(config, tmp_path / 'run', init(run.jax.random.key(0)), 'test')
+    assert everything - read == set()
+
+
+@pytest.mark.parametrize('experiment', EXPERIMENTS)
+def test_an_argument_that_is_none_is_refused(experiment):
+    with pytest.raises(configs.UserError, match="the argument is 'nonsense'; expected"):
+        configs.load(f'{experiment}:nonsense')
+
+
+@pytest.mark.parametrize('experiment', EXPERIMENTS)
+def test_the_docstring_opens_with_what_it_is_and_its_command(experiment):
+    assert f'attnlab train --config={experiment}' in Path(experiment).read_text('utf-8').split('"""')[1]

@@ -1,0 +1,83 @@
+"""A run of the real model, killed with SIGKILL at step 7 and started again: the uninterrupted run, bit for bit."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from attnlab import config as configs
+from attnlab import tasks
+from attnlab.train import checkpoint, loop, metrics
+from tests.tasks.conftest import tiny_config
+
+# Logs the batches of a run, and kills it when it asks for the batch behind step `kill`.
+DRIVER = """
+import hashlib, os, signal, sys
+from pathlib import Path
+from attnlab import config as configs
+from attnlab.tasks import align
+from attnlab.train import run
+
+workdir, kill = Path(sys.argv[1]), int(sys.argv[2])
+build = align.build
+
+def logged(config, workdir):
+    task = build(config, workdir)
+    def batch(step):
+        if step == kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        made = task.batch(step)
+        sums = [hashlib.sha256(made[name].tobytes()).hexdigest() for name in sorted(made)]
+        with open(workdir / 'batches.txt', 'a') as file:
+            print(step, *sums, file=file)
+        return made
+    return align.Task(**{**vars(task), 'batch': batch})
+
+align.build = logged
+run.train(configs.read(sys.argv[3]), workdir)
+"""
+
+
+def start(workdir, kill, config):
+    return subprocess.run([sys.executable, '-c', DRIVER, str(workdir), str(kill), str(config)], capture_output=True)
+
+
+def newest(config, workdir):
+    init = tasks.module(config).init(config, workdir)
+    _, _, optimize = loop.recipe(config, 128)
+    shapes = jax.eval_shape(lambda: (params := init(jax.random.key(0)), optimize.init(params)))
+    with checkpoint.manager(workdir) as manager:
+        return checkpoint.latest(manager, *shapes)
+
+
+def lines(workdir):
+    return [json.dumps(record) for record in metrics.read(workdir) if record['split'] != 'speed']
+
+
+def batches(workdir):
+    """The batch of each step; those that a kill made the run take twice are the same both times."""
+    found = {}
+    for line in (workdir / 'batches.txt').read_text().splitlines():
+        step, sums = line.split(' ', 1)
+        assert found.setdefault(int(step), sums) == sums
+    return found
+
+
+def test_twenty_steps_are_seven_a_kill_and_thirteen(tmp_path):
+    config, file = tiny_config(model__dropout='0.2', train__accumulate='2'), tmp_path / 'given.json'
+    configs.save(config, file)
+    whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+    assert start(whole, -1, file).returncode == 0
+    assert start(broken, 7, file).returncode == -signal.SIGKILL
+    assert max(batches(broken)) == 6 and not any(record['step'] > 7 for record in metrics.read(broken))
+    assert start(broken, -1, file).returncode == 0
+    assert lines(whole) == lines(broken)
+    assert batches(whole) == batches(broken) and sorted(batches(whole)) == list(range(20))
+    left, right = newest(config, whole), newest(config, broken)
+    assert left.step == right.step == 20 and left.progress == right.progress
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+    assert Path(whole / 'config.json').read_bytes() == Path(broken / 'config.json').read_bytes()
