@@ -10,9 +10,12 @@ RUNS = runs/demo
 demo: .venv/.installed
 	$(BIN)/attnlab train --config=$(GRU):fixed --workdir=$(RUNS)/fixed
 	$(BIN)/attnlab train --config=$(GRU) --workdir=$(RUNS)/attention
-	$(BIN)/attnlab eval --workdir=$(RUNS)/fixed --split=test
-	$(BIN)/attnlab eval --workdir=$(RUNS)/attention --split=test
-	$(BIN)/attnlab translate --workdir=$(RUNS)/attention "The proud woman does not see the small red car."
+	@echo; echo 'One fixed context vector:'
+	@$(BIN)/attnlab eval --workdir=$(RUNS)/fixed --split=test
+	@echo; echo 'Attention:'
+	@$(BIN)/attnlab eval --workdir=$(RUNS)/attention --split=test
+	@echo; $(BIN)/attnlab translate --workdir=$(RUNS)/attention "the teacher's small black dog does not see the European Security Area."
+	@echo; $(BIN)/python -c "from attnlab.report import page; print('both side by side:', page.compare('$(RUNS)/report.html', ['$(RUNS)/attention', '$(RUNS)/fixed']))"
 
 test: .venv/.installed
 	$(BIN)/python -m pytest
