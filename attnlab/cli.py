@@ -75,7 +75,8 @@ def _train(given: argparse.Namespace) -> None:
     _prepare()
     from attnlab.train import run
 
-    run.train(config, workdir)
+    done = run.train(config, workdir)
+    print('trained,', ', '.join(f'{name} {value:.6g}' for name, value in done.items()))
 
 
 def _eval(given: argparse.Namespace) -> None:

@@ -62,7 +62,7 @@ def calls(monkeypatch):
     import attnlab.train
 
     run = types.SimpleNamespace(config='the config', workdir=Path('runs/one'), params='the parameters')
-    stub('attnlab.train.run', train={}, evaluate=SCORES, load=run)
+    stub('attnlab.train.run', train={'step': 9, 'bleu': 12.5}, evaluate=SCORES, load=run)
     stub('attnlab.report.page', align_page='runs/one/report.html')
     task = types.SimpleNamespace(translate=recorder('translate', None))
     monkeypatch.setattr('attnlab.tasks.module', lambda config: task)

@@ -166,18 +166,19 @@ def _run(
             return
         step, values = last[0], {key: float(value) for key, value in last[1].items()}
         last = None
-        if not math.isfinite(values['loss']):
-            raise RunError(
-                f'step {step}: the loss is {values["loss"]}; the newest checkpoint is from before it. '
-                'Try a lower optimizer.learning_rate, a longer optimizer.warmup or a smaller optimizer.clip'
-            )
+        for key in ('loss', 'gradient_norm'):  # a gradient that is not finite has spoilt the parameters already
+            if not math.isfinite(values[key]):
+                raise RunError(
+                    f'step {step}: the {key} is {values[key]}; the newest checkpoint is from before it. '
+                    'Try a lower optimizer.learning_rate, a longer optimizer.warmup or a smaller optimizer.clip'
+                )
         clock.count(values.pop('weight'))
         if step % durations.log == 0:
             write(step, 'train', values | {'learning_rate': float(rate(step - 1))})
             write(step, 'speed', clock.rates())
         advance(step, {'loss': values['loss']} | scores)
 
-    stopped = durations.patience and progress.waited >= durations.patience
+    stopped = bool(durations.patience) and progress.waited >= durations.patience
     step = int(state.step)
     while step < durations.total and not stopped:
         with clock.spend('wait'):
@@ -197,7 +198,7 @@ def _run(
                         progress = checkpoint.Progress(scores[name], step, 0)
                     else:
                         progress = progress._replace(waited=progress.waited + 1)
-                    stopped = durations.patience and progress.waited >= durations.patience
+                    stopped = bool(durations.patience) and progress.waited >= durations.patience
                 checkpoint.save(manager, checkpoint.Saved(step, state.params, state.optimizer, progress))
     settle()
     if stopped:

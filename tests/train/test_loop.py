@@ -182,6 +182,15 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(tmp_path, bad):
     assert np.all(np.isfinite(newest(tmp_path).params['w']))
 
 
+def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path):
+    def root(params, batch, rng):  # sqrt(0): the value is 0, its gradient infinite
+        return Sums(jnp.sum(jnp.sqrt(params['w'] * batch['kept'][:3])), jnp.float32(1.0), {})
+
+    with pytest.raises(RunError, match='step 1: the gradient_norm is inf'):
+        loop.train(config(eval_every='1 steps'), make_task(loss=root), tmp_path)
+    assert newest(tmp_path) is None
+
+
 def test_patience_ends_a_run_that_gets_no_better(tmp_path):
     scores = iter([3.0, 2.0, 2.5, 2.0, 1.0])
     summary = loop.train(config(patience=2), make_task(evaluate=lambda params: {'loss': next(scores)}), tmp_path)
