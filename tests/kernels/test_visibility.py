@@ -17,8 +17,9 @@ NAN, INF = float('nan'), float('inf')
 # Rows that see nothing
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
-@pytest.mark.parametrize('select', ['multiply', 'where'])
+@pytest.mark.parametrize(
+    'dtype, select', [('float32', 'where'), ('float32', 'multiply'), ('bfloat16', 'multiply'), ('float16', 'where')]
+)
 def test_a_row_that_sees_nothing_gives_zero_and_sends_zero(attend, dtype, select):
     query, key, value = arrays(dtype, T=3)
     mask = (jnp.arange(3) < 2)[None, None, :, None]
@@ -187,15 +188,16 @@ def test_a_neighbour_of_length_zero_changes_nothing(attend):
     same(jax.tree.map(lambda x: x[:1], gradients), expected)
 
 
-@pytest.mark.parametrize('shape', [(B, 1, 1, S), (1, 1, T, S), (B, N, T, S), (1, 1, 1, 1), (1, N, 1, S)])
+@pytest.mark.parametrize('shape', [(B, 1, 1, S), (1, 1, T, S), (1, N, 1, 1)])
 def test_masks_of_every_broadcast_are_their_full_array(attend, shape):
     mask = jnp.asarray(np.random.default_rng(2).random(shape) < 0.6)
     full = jnp.broadcast_to(mask, (B, N, T, S))
     same(run(attend, *arrays(), mask=mask), run(attend, *arrays(), mask=full))
 
 
-@pytest.mark.parametrize('mapped', [False, True])
-@pytest.mark.parametrize('shape', [(1, N, T, S), (B, 1, 1, S), (1, 1, T, S)])
+@pytest.mark.parametrize(
+    'shape, mapped', [((1, N, T, S), False), ((B, 1, 1, S), False), ((1, 1, T, S), False), ((B, 1, 1, S), True)]
+)
 def test_the_gradient_of_a_small_bias_is_the_sum_of_the_full_one(attend, shape, mapped):
     bias = jnp.asarray(np.random.default_rng(3).normal(size=shape), jnp.float32)
     once = lambda bias: run(attend, *arrays(), bias, is_causal=True)
@@ -207,12 +209,11 @@ def test_the_gradient_of_a_small_bias_is_the_sum_of_the_full_one(attend, shape, 
         (results, gradients), (expected, whole) = once(small), once(full)
     np.testing.assert_allclose(results[0], expected[0], atol=1e-6)
     axes = tuple(axis for axis in range(4) if shape[axis] == 1)
-    assert gradients[3].shape == shape
+    assert gradients[3].shape == shape and jnp.any(gradients[3] != 0)
     np.testing.assert_allclose(gradients[3], jnp.sum(whole[3], axes, keepdims=True), atol=1e-5)
 
 
-@pytest.mark.parametrize('x64', [False, True])
-@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+@pytest.mark.parametrize('dtype, x64', [('float16', False), ('bfloat16', True)])
 def test_causality_and_padding_together_are_one_mask(attend, dtype, x64):
     query, key, value = (x.astype(dtype) for x in arrays(T=S))
     padding = jnp.array([[0, 1, 1, 1, 1]], bool)[:, None, None, :]
