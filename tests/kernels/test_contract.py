@@ -102,17 +102,22 @@ def test_the_mean_of_many_draws_is_the_output_without(attend):
     assert np.all(np.abs(draws.mean(0) - attend(*arrays())) <= 5 * error) and np.all(error > 0)
 
 
-def test_gradients_pass_the_weights_that_were_kept(attend):
+def test_gradients_are_those_of_the_weights_that_were_kept(attend):
     query, key, value = arrays()
     kwargs = {'dropout_rate': 0.5, 'dropout_rng': jax.random.key(3)}
     eye = jnp.broadcast_to(jnp.eye(S)[None, :, None, :], (B, S, K, S))
-    kept = attend(query, key, eye, **kwargs).swapaxes(1, 2)
-    (output, *_), (_, _, dv) = run(attend, query, key, value, **kwargs)
-    wide = jnp.repeat(value, N // K, axis=2)
-    np.testing.assert_allclose(output, jnp.einsum('bnts,bsnh->btnh', kept, wide), atol=1e-6)
-    each = jnp.cos(jnp.arange(output.size, dtype=jnp.float32)).reshape(output.shape)
-    expected = jnp.einsum('bnts,btnh->bsnh', kept, each).reshape(B, S, K, N // K, H).sum(3)
-    np.testing.assert_allclose(dv, expected, atol=1e-5)
+    kept, weights = attend(query, key, eye, return_weights=True, **kwargs)
+    factor = kept.swapaxes(1, 2) / weights
+
+    def expected(query, key, value, **asked):
+        _, residual, weights = attend(query, key, value, **asked)
+        values = jnp.repeat(value, N // K, axis=2)
+        return jnp.einsum('bnts,bsnh->btnh', weights * factor, values), residual, weights
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+        run(attend, query, key, value, **kwargs), run(expected, query, key, value),
+    )  # fmt: skip
 
 
 def test_no_dropout_needs_no_key(attend):
