@@ -9,6 +9,7 @@ import pytest
 
 from attnlab import cli
 from attnlab import config as configs
+from attnlab.data.alignments import alignment_error_rate, read_links
 from attnlab.data.text import normalise, tokenise
 from attnlab.data.vocabulary import BOS, EOS
 from attnlab.errors import UserError
@@ -107,6 +108,9 @@ def test_scores_are_of_the_whole_split_and_come_out_again(tiny):
     assert scores['perplexity'] == pytest.approx(math.exp(scores['loss']))
     assert {'aer_emit', 'aer_shifted', 'inversion_emit', 'inversion_shifted', 'exact_match'} <= scores.keys()
     assert 'tok:13a' in scores['bleu_signature'] and 'version' in scores['chrf_signature']
+    pairs = corpus.read(configs.read(tiny / 'config.json').data, 'test', 0)
+    found = read_links(tiny / 'samples' / 'test.links')
+    assert alignment_error_rate([found[i + 1] for i in range(24)], pairs.links).aer == scores['aer_emit']
     valid = [record for record in metrics.read(tiny) if record['split'] == 'valid']
     again = run.evaluate(tiny, 'valid')
     best = max(valid, key=lambda record: record['bleu'])

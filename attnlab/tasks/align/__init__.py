@@ -10,12 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.data import batches, grammar
+from attnlab.data.alignments import Link, write_links
 from attnlab.data.vocabulary import PAD, Vocabulary
 from attnlab.errors import UserError
 from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.models.recurrent import RecurrentSeq2Seq
-from attnlab.tasks.align import corpus, pictures, scores, translator
+from attnlab.tasks.align import alignment, corpus, pictures, scores, translator
 from attnlab.tasks.task import Params, Task
+
+READINGS = {'emit': 0, 'shifted': 1}
+"""How the alignment is read: at the step that emits a word, and one later (see `alignment.links`)."""
 
 
 def check(config: Any) -> None:
@@ -106,7 +110,7 @@ def in_use(config: Any, workdir: Path) -> tuple[translator.Translator, tuple[Voc
 
 
 def evaluate(config: Any, workdir: Path, params: Params, split: str) -> dict[str, Any]:
-    """All scores of a split; writes `samples/SPLIT.json`."""
+    """All scores of a split; writes `samples/SPLIT.json` and the references' alignment, `samples/SPLIT.links`."""
     pairs = corpus.read(config.data, split, config.seed)
     use, vocabularies = in_use(config, workdir)
     encoded = corpus.encode_pairs(pairs, vocabularies)
@@ -119,10 +123,15 @@ def evaluate(config: Any, workdir: Path, params: Params, split: str) -> dict[str
     found |= {'loss': nll / count, 'perplexity': math.exp(nll / count)}
     if config.data.name == 'grammar':
         found['exact_match'] = scores.exact_match(outputs, pairs.target, target_language)
-    if pairs.links is not None and config.model.attention != 'none':
-        found |= scores.alignment_scores(forced, *encoded, vocabularies, pairs.links, inversions(config, split))
+    samples = workdir / 'samples'
+    samples.mkdir(exist_ok=True)
+    if config.model.attention != 'none':
+        links = {name: alignment.of_split(forced, *encoded, vocabularies, shift) for name, shift in READINGS.items()}
+        write_links(samples / f'{split}.links', links['emit'])
+        if pairs.links is not None:
+            found |= scores.alignment_scores(links, pairs.links, inversions(config, split))
     found['by_length'] = scores.by_length(pairs.source, outputs, pairs.target, source_language)
-    pictures.write_samples(workdir, split, pairs, outputs, encoded.source, translations, vocabularies)
+    pictures.write_samples(samples / f'{split}.json', pairs, outputs, encoded.source, translations, vocabularies)
     return found
 
 
@@ -136,7 +145,7 @@ def translate(config: Any, workdir: Path, params: Params, sentences: Sequence[st
         pictures.show(workdir, sentence, ids, translation, vocabularies, joined)
 
 
-def inversions(config: Any, split: str) -> Sequence[Sequence[tuple[int, int]]] | None:
+def inversions(config: Any, split: str) -> Sequence[Sequence[Link]] | None:
     """The adjectives of each sentence that change places with their noun, where the corpus knows them."""
     if config.data.name != 'grammar':
         return None

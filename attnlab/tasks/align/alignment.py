@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from attnlab.data.alignments import Link
+from attnlab.data.vocabulary import Vocabulary
 
 Span = tuple[str, int, int]
 """(label, start, stop) of a word over ids."""
@@ -26,6 +27,20 @@ def links(weights: np.ndarray, rows: Sequence[Span], columns: Sequence[Span], sh
         return frozenset()
     words = join(weights[shift : len(weights) - 1 + shift], rows[:-1], columns[:-1])
     return frozenset((int(source), target) for target, source in enumerate(words.argmax(axis=1)))
+
+
+def of_split(
+    weights: Sequence[np.ndarray],
+    source: Sequence[Sequence[int]],
+    target: Sequence[Sequence[int]],
+    vocabularies: tuple[Vocabulary, Vocabulary],
+    shift: int,
+) -> list[frozenset[Link]]:
+    """`links` of every sentence, over the words of its ids."""
+    return [
+        links(one, vocabularies[1].words(produced), vocabularies[0].words(read), shift)
+        for one, read, produced in zip(weights, source, target, strict=True)
+    ]
 
 
 def reversals(found: frozenset[Link]) -> int:

@@ -42,15 +42,14 @@ def labelled(
 
 
 def write_samples(
-    workdir: Path,
-    split: str,
+    path: Path,
     pairs: Pairs,
     outputs: Sequence[str],
     source: Sequence[Sequence[int]],
     translations: Sequence[Translation],
     vocabularies: tuple[Vocabulary, Vocabulary],
 ) -> None:
-    """`samples/SPLIT.json` for the page: the translations that turn the most neighbours round, in the split's order.
+    """For the page: the translations that turn the most neighbours round, in the order of the split.
 
     Without attention there is nothing to turn, and these are the first ones.
     """
@@ -64,9 +63,7 @@ def write_samples(
 
     chosen = sorted(sorted(range(len(outputs)), key=lambda i: (-turned(i), i))[:SAMPLES])
     samples = [_sample(i, pairs, outputs[i], source[i], translations[i], vocabularies, attends[i]) for i in chosen]
-    folder = Path(workdir) / 'samples'
-    folder.mkdir(exist_ok=True)
-    (folder / f'{split}.json').write_text(json.dumps(samples, ensure_ascii=False) + '\n', encoding='utf-8')
+    path.write_text(json.dumps(samples, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
 def _sample(

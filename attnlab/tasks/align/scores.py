@@ -1,14 +1,12 @@
 """BLEU, chrF and alignment error rate of a split."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
-from attnlab.data.alignments import Links, alignment_error_rate
+from attnlab.data.alignments import Link, Links, alignment_error_rate
 from attnlab.data.text import normalise, tokenise
-from attnlab.data.vocabulary import Vocabulary
-from attnlab.tasks.align.alignment import links
 
 LENGTHS = ((1, 5), (6, 10), (11, 15), (16, 20), (21, 25), (26, 30), (31, 1000))
 """Source lengths in words, both ends included."""
@@ -52,25 +50,19 @@ def exact_match(outputs: Sequence[str], references: Sequence[str], language: str
 
 
 def alignment_scores(
-    weights: Sequence[np.ndarray],
-    source: Sequence[list[int]],
-    target: Sequence[list[int]],
-    vocabularies: tuple[Vocabulary, Vocabulary],
-    gold: Sequence[Links],
-    inverted: Sequence[Sequence[tuple[int, int]]] | None,
+    found: Mapping[str, Sequence[Set[Link]]], gold: Sequence[Links], inverted: Sequence[Sequence[Link]] | None
 ) -> dict[str, float]:
-    """AER of the weights of reference translations, read at the emitting step and shifted by one.
+    """AER, precision and recall of each reading of the attention (name -> links of every sentence).
 
     inverted: (source, target) of each sentence's adjectives that change places with their noun; where known, also the
-    share of them whose row has its maximum on their source word.
+    share of them that are linked to their source word.
     """
     scores: dict[str, float] = {}
-    spans = [(vocabularies[1].words(t), vocabularies[0].words(s)) for s, t in zip(source, target, strict=True)]
-    for name, shift in (('emit', 0), ('shifted', 1)):
-        found = [links(w, *span, shift) for w, span in zip(weights, spans, strict=True)]
-        rates = alignment_error_rate(found, gold)
+    for name, links in found.items():
+        rates = alignment_error_rate(links, gold)
         scores |= {f'aer_{name}': rates.aer, f'precision_{name}': rates.precision, f'recall_{name}': rates.recall}
         if inverted is not None:
-            hits = [pair in one for one, pairs in zip(found, inverted, strict=True) for pair in pairs]
-            scores[f'inversion_{name}'] = float(np.mean(hits))
+            hits = [pair in one for one, pairs in zip(links, inverted, strict=True) for pair in pairs]
+            if hits:  # a handful of sentences may turn nothing round
+                scores[f'inversion_{name}'] = float(np.mean(hits))
     return scores
