@@ -35,9 +35,14 @@ class Saved(NamedTuple):
 
 
 @contextmanager
-def manager(workdir: Path):
+def manager(workdir: Path, read_only: bool = False):
     """The checkpoint manager of a run's directory, for `save`, `latest` and `best`."""
-    options = ocp.CheckpointManagerOptions(cleanup_tmp_directories=True, enable_async_checkpointing=False)
+    # Cleaning up runs in a thread of its own: one who only reads may be gone before it, and it ends in a traceback.
+    options = ocp.CheckpointManagerOptions(
+        cleanup_tmp_directories=not read_only,
+        enable_async_checkpointing=False,
+        create=not read_only,
+    )
     handlers = {
         'params': ocp.StandardCheckpointHandler(),
         'optimizer': ocp.StandardCheckpointHandler(),

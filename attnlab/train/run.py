@@ -45,8 +45,10 @@ def load(workdir: Path) -> Run:
     """The run in a directory; raises UserError if it has no checkpoint yet."""
     config = configs.read(workdir / 'config.json')
     shapes = jax.eval_shape(tasks.module(config).init(config, workdir), jax.random.key(0))
-    with checkpoint.manager(workdir) as manager:
-        saved = checkpoint.best(manager, shapes)
+    saved = None
+    if (workdir / 'checkpoints').is_dir():
+        with checkpoint.manager(workdir, read_only=True) as manager:
+            saved = checkpoint.best(manager, shapes)
     if saved is None:
         raise UserError(f'{workdir} has no checkpoint yet: train it first')
     return Run(config, workdir, saved.params, saved.step)

@@ -1,5 +1,8 @@
 import json
 import math
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -193,6 +196,16 @@ def test_values_that_nothing_can_be_made_of_leave_no_trace(tmp_path, capsys, mon
 def test_another_config_does_not_go_into_the_same_directory(tiny, capsys):
     with pytest.raises(UserError, match='model.hidden is 16 here and 12 there'):
         run.train(tiny_config(model__hidden='16'), tiny)
+
+
+def test_a_run_without_checkpoints_says_so_and_stays_as_it_is(tiny, tmp_path):
+    shutil.copytree(tiny, tmp_path / 'run', ignore=shutil.ignore_patterns('checkpoints'))
+    before = sorted(tmp_path.rglob('*'))
+    argv = [sys.executable, '-m', 'attnlab', 'eval', f'--workdir={tmp_path / "run"}']
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, '')
+    assert done.stderr == f'attnlab: {tmp_path / "run"} has no checkpoint yet: train it first\n'
+    assert sorted(tmp_path.rglob('*')) == before
 
 
 def test_a_finished_run_is_not_trained_again(tiny):
