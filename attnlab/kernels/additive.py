@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from attnlab.kernels import dense
-from attnlab.kernels.attention import check_call, give, window_sides
+from attnlab.kernels.call import Call, check, give, window_sides
 from attnlab.kernels.masks import Visibility, as_array
 
 
@@ -46,19 +46,20 @@ def additive_attention(
     """
     rules = Visibility(
         mask, query_seq_lengths, key_value_seq_lengths, query_positions, key_positions,
-        query_segment_ids, key_segment_ids, is_causal, window_sides(local_window_size),
+        query_segment_ids, key_segment_ids, is_causal=is_causal, window=window_sides(local_window_size),
     )  # fmt: skip
-    check_call(query, key, value, bias, rules, dropout_rate, dropout_rng)
+    call = Call(
+        query, key, value, rules, scale=1.0, bias=bias, dropout_rate=dropout_rate, dropout_rng=dropout_rng,
+        return_residual=return_residual, return_weights=return_weights,
+    )  # fmt: skip
+    check(call)
     if score.shape != query.shape[2:]:
         raise ValueError(f'score has shape {score.shape}; expected [N, H] = {query.shape[2:]}')
     N = query.shape[2]
     array = as_array(rules, query.shape[1], key.shape[1])
-    dtype, wide = query.dtype, jnp.promote_types(query.dtype, jnp.float32)
-    query, key, value, bad = dense.clean(query, key, value, array)
-    queries = query.astype(wide).swapaxes(1, 2)[:, :, :, None, :]
-    keys = jnp.repeat(key.astype(wide).swapaxes(1, 2), N // key.shape[2], axis=1)[:, :, None, :, :]
+    call, bad = dense.clean(call, array)
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    queries = call.query.astype(wide).swapaxes(1, 2)[:, :, :, None, :]
+    keys = jnp.repeat(call.key.astype(wide).swapaxes(1, 2), N // key.shape[2], axis=1)[:, :, None, :, :]
     logits = jnp.sum(jnp.tanh(queries + keys) * score.astype(wide)[None, :, None, None, :], axis=-1)
-    attended = dense.attend(
-        logits, value, bias, array, bad, dtype, dropout_rate=dropout_rate, dropout_rng=dropout_rng
-    )
-    return give(attended, return_residual, return_weights)
+    return give(dense.attend(logits, call, array, bad))

@@ -1,6 +1,10 @@
-"""Who may attend to whom, kept as a description until an implementation asks for the array."""
+"""Who may attend to whom, kept as a description until an implementation asks for the array.
 
-from typing import NamedTuple
+    rules = causal() & window(128, 0) & padding(keys=lengths)
+    attnlab.dot_product_attention(query, key, value, mask=rules)
+"""
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +19,7 @@ class Visibility(NamedTuple):
     query_positions, key_positions: [B, T], [B, S]; what causality and windows compare; row and column numbers if None.
     query_segment_ids, key_segment_ids: [B, T], [B, S]; attend only where equal.
     is_causal: no key after the query.  window: (left, right), the keys at most so far before and after the query.
+    prefix_lengths: [B]; causality spares the first keys, which all queries see.
     """
 
     mask: Bool[Array, '#B #N #T #S'] | None = None
@@ -24,8 +29,80 @@ class Visibility(NamedTuple):
     key_positions: Int[Array, '#B S'] | None = None
     query_segment_ids: Int[Array, '#B T'] | None = None
     key_segment_ids: Int[Array, '#B S'] | None = None
+    prefix_lengths: Int[Array, ' B'] | None = None
     is_causal: bool = False
     window: tuple[int, int] | None = None
+
+    def __and__(self, other: 'Visibility') -> 'Visibility':
+        """Both rules.  Raises ValueError where each has positions or segments of its own."""
+        if self.is_causal and other.is_causal and (self.prefix_lengths is None or other.prefix_lengths is None):
+            # Plain causality beside a prefix spares nothing.
+            self, other = self._replace(prefix_lengths=None), other._replace(prefix_lengths=None)
+        merged = {name: _merge(name, *pair) for name, *pair in zip(self._fields, self, other, strict=True)}
+        return Visibility(**merged)
+
+    def restrict(self) -> bool:
+        """Whether any rule can rule anything out; positions by themselves do not."""
+        return any(x is not None and x is not False for x in self._replace(query_positions=None, key_positions=None))
+
+
+def _merge(name: str, one: Any, other: Any) -> Any:
+    if one is None or one is False or one is other:
+        return other
+    if other is None or other is False:
+        return one
+    match name:
+        case 'mask':
+            return one & other
+        case 'query_seq_lengths' | 'key_value_seq_lengths' | 'prefix_lengths':
+            return jnp.minimum(one, other)
+        case 'window':
+            return min(one[0], other[0]), min(one[1], other[1])
+        case 'is_causal':
+            return True
+        case _:
+            raise ValueError(f'{name} is given twice; expected it in one of the rules that are combined')
+
+
+def causal(
+    query_positions: Int[Array, '#B T'] | None = None, key_positions: Int[Array, '#B S'] | None = None
+) -> Visibility:
+    """No key after the query; by row and column numbers unless positions are given."""
+    return Visibility(is_causal=True, query_positions=query_positions, key_positions=key_positions)
+
+
+def window(left: int, right: int) -> Visibility:
+    """Keys at most `left` before and `right` after the query, which is itself always inside."""
+    if min(left, right) < 0:
+        raise ValueError(f'the window is ({left}, {right}); expected (left, right), none of them negative')
+    return Visibility(window=(left, right))
+
+
+def prefix(lengths: Int[Array, ' B']) -> Visibility:
+    """Causal but for the first `lengths[b]` keys, which every query sees (prefix LM, Raffel et al. 2020, 3.2.1)."""
+    return Visibility(is_causal=True, prefix_lengths=lengths)
+
+
+def padding(queries: Int[Array, ' B'] | None = None, keys: Int[Array, ' B'] | None = None) -> Visibility:
+    """Only the first `queries[b]` queries and `keys[b]` keys take part."""
+    return Visibility(query_seq_lengths=queries, key_value_seq_lengths=keys)
+
+
+def segments(queries: Int[Array, '#B T'], keys: Int[Array, '#B S'] | None = None) -> Visibility:
+    """A query sees the keys of its own segment; `keys` are the same ids as `queries` if None."""
+    return Visibility(query_segment_ids=queries, key_segment_ids=queries if keys is None else keys)
+
+
+def packed(ids: Int[Array, 'B T']) -> Visibility:
+    """Documents packed into rows, each causal on its own, with positions that start from 0 in each."""
+    return segments(ids) & causal(*(restarting(ids),) * 2)
+
+
+def restarting(ids: Int[Array, 'B T']) -> Int[Array, 'B T']:
+    """Positions that start from 0 wherever the segment id changes along a row."""
+    at = jax.lax.broadcasted_iota(jnp.int32, ids.shape, 1)
+    starts = jnp.concatenate([jnp.ones_like(ids[:, :1], bool), ids[:, 1:] != ids[:, :-1]], axis=1)
+    return at - jax.lax.cummax(jnp.where(starts, at, 0), axis=1)
 
 
 def as_array(rules: Visibility, T: int, S: int) -> Bool[Array, '#B #N #T #S'] | None:
@@ -37,13 +114,16 @@ def as_array(rules: Visibility, T: int, S: int) -> Bool[Array, '#B #N #T #S'] | 
     if rules.mask is not None:
         allowed.append(rules.mask)
     if rules.query_seq_lengths is not None:
-        allowed.append((jnp.arange(T)[None, :] < rules.query_seq_lengths[:, None])[:, None, :, None])
+        allowed.append(length_mask(rules.query_seq_lengths, T)[:, None, :, None])
     if rules.key_value_seq_lengths is not None:
-        allowed.append((jnp.arange(S)[None, :] < rules.key_value_seq_lengths[:, None])[:, None, None, :])
+        allowed.append(length_mask(rules.key_value_seq_lengths, S)[:, None, None, :])
     if rules.query_segment_ids is not None and rules.key_segment_ids is not None:
         allowed.append(rules.query_segment_ids[:, None, :, None] == rules.key_segment_ids[:, None, None, :])
     if rules.is_causal:
-        allowed.append(key <= query)
+        past = key <= query
+        if rules.prefix_lengths is not None:
+            past = past | length_mask(rules.prefix_lengths, S)[:, None, None, :]
+        allowed.append(past)
     if rules.window is not None:
         left, right = rules.window
         allowed.append((key >= query - left) & (key <= query + right))

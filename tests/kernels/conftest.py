@@ -20,7 +20,23 @@ def _dense(*args, **kwargs):
     return dot_product_attention(*args, implementation='dense', **kwargs)
 
 
-ATTENTION = {'dense': partial(compiled, _dense), 'additive': partial(compiled, _additive)}
+def _blockwise(*args, return_weights=False, **kwargs):
+    """In several tiles even where all is small.  It has no weights; where a test asks for them, they are dense's."""
+    with pytest.raises(NotImplementedError, match='return_weights'):
+        dot_product_attention(*args, implementation='blockwise', return_weights=True, **kwargs)
+    made = dot_product_attention(*args, implementation='blockwise', block_sizes=(2, 3), **kwargs)
+    if not return_weights:
+        return made
+    made = made if isinstance(made, tuple) else (made,)
+    *_, weights = dot_product_attention(*args, implementation='dense', return_weights=True, **kwargs)
+    return *made, weights
+
+
+ATTENTION = {
+    'dense': partial(compiled, _dense),
+    'blockwise': partial(compiled, _blockwise),
+    'additive': partial(compiled, _additive),
+}
 
 
 @pytest.fixture(params=ATTENTION)

@@ -30,8 +30,10 @@ def drawn(*shape):
 
 @pytest.mark.parametrize('additive', [False, True])
 def test_the_oracles_gradients_are_its_own_slopes(additive):
-    for seed in range(6):
+    for seed in range(12):
         arrays, kwargs, cotangent = oracle.draw(seed, additive)
+        (B, T, N, _), S = arrays['query'].shape, arrays['key'].shape[1]
+        kwargs['factor'] = oracle.dropout((seed, 1), 0.3, (B, N, T, S)) if seed % 2 else None
         value = lambda given: np.sum(oracle.attention(**given, **kwargs).output * cotangent)  # noqa: B023
         gradients = oracle.attention(**arrays, **kwargs, cotangent=cotangent).gradients
         assert gradients.keys() == arrays.keys()
@@ -41,10 +43,39 @@ def test_the_oracles_gradients_are_its_own_slopes(additive):
             np.testing.assert_allclose(np.sum(gradients[name] * direction), (up - down) / (2 * step), atol=1e-8)
 
 
+def test_the_oracles_sink_is_one_more_key_of_value_zero():
+    query, key, value = arrays()
+    mask, sinks = np.ones((B, N, T, S), bool), np.arange(N) - 1.5
+    mask[:, 1] = False
+    sunk = oracle.attention(query, key, value, mask=mask, sinks=sinks)
+    more = lambda x: np.concatenate([x, np.zeros((B, 1, K, H))], axis=1)
+    bias = np.concatenate([np.zeros((B, N, T, S)), np.broadcast_to(sinks[:, None, None], (B, N, T, 1))], axis=3)
+    mask = np.concatenate([mask, np.ones((B, N, T, 1), bool)], axis=3)
+    added = oracle.attention(query, more(key), more(value), bias, mask=mask)
+    np.testing.assert_allclose(sunk.weights, added.weights[..., :S], atol=1e-15)
+    np.testing.assert_allclose(sunk.output, added.output, atol=1e-15)
+    np.testing.assert_allclose(sunk.residual, added.residual, atol=1e-15)
+    assert np.all(sunk.output[:, :, 1] == 0) and np.all(sunk.residual[:, :, 1] == sinks[1])
+
+
+def test_the_oracles_other_arguments_are_what_they_stand_for():
+    query, key, value = (np.asarray(x, np.float64) for x in arrays())
+    slopes, queries = np.arange(N) / 2, np.array([[3, 0, 9, -2]])
+    bias = -slopes[:, None, None] * np.abs(queries[0][:, None] - np.arange(S))
+    plain = lambda **kwargs: oracle.attention(query, key, value, **kwargs).weights
+    biased = plain(alibi_slopes=slopes, query_positions=queries)
+    np.testing.assert_allclose(biased, plain(bias=bias[None]), atol=1e-15)
+    for kind, length in (('l2', 1.0), ('rms', np.sqrt(H))):
+        unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True) * length  # noqa: B023
+        expected = oracle.attention(unit(query), unit(key), value).weights
+        np.testing.assert_allclose(plain(qk_norm=kind), expected, atol=1e-5 if kind == 'rms' else 1e-15)
+
+
 def test_the_draws_use_every_argument():
     names = [set(oracle.draw(seed)[1]) | set(oracle.draw(seed)[0]) for seed in range(60)]
     for name in ('bias', 'mask', 'is_causal', 'query_seq_lengths', 'key_value_seq_lengths', 'local_window_size',
-                 'query_positions', 'key_positions', 'query_segment_ids', 'logits_soft_cap', 'scale'):  # fmt: skip
+                 'query_positions', 'key_positions', 'query_segment_ids', 'logits_soft_cap', 'scale',
+                 'sinks', 'alibi_slopes', 'qk_norm'):  # fmt: skip
         assert sum(name in used for used in names) >= 10, name
 
 
@@ -65,46 +96,7 @@ def test_float64_stays_float64(seed):
         oracle.compare(dot_product_attention, oracle.draw(seed), 'float64')
 
 
-# JAX
-
-
-SAME = {
-    'nothing': {},
-    'scale': {'scale': 0.3},
-    'bias': {'bias': drawn(B, N, T, S)},
-    'bias of one head': {'bias': drawn(1, 1, T, S)},
-    'mask': {'mask': (drawn(B, N, T, S) < 1).at[..., 0].set(True)},
-    'mask of a row': {'mask': (drawn(B, 1, 1, S) < 1).at[..., 0].set(True)},
-    'causal': {'is_causal': True},
-    'query lengths': {'query_seq_lengths': jnp.array([1, T])},
-    'key lengths': {'key_value_seq_lengths': jnp.array([1, 3])},
-    'both lengths': {'query_seq_lengths': jnp.array([T, 2]), 'key_value_seq_lengths': jnp.array([1, 3])},
-    'window': {'local_window_size': 1},
-    'window of two sides': {'local_window_size': (2, 0)},
-    'all': {'bias': drawn(B, 1, 1, S), 'mask': (drawn(1, N, 1, S) < 1).at[..., 0].set(True), 'scale': 0.3,
-            'is_causal': True, 'local_window_size': (3, 1), 'key_value_seq_lengths': jnp.array([3, 4])},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize('kwargs', SAME.values(), ids=SAME)
-def test_arguments_mean_what_they_mean_in_jax(kwargs):
-    cotangent, results = drawn(B, T, N, H), []
-    for attend in (dot_product_attention, jax.nn.dot_product_attention):
-        output, vjp, residual = jax.vjp(lambda x: attend(*x, **kwargs, return_residual=True), arrays(), has_aux=True)  # noqa: B023
-        results.append((output, vjp(cotangent)[0], residual))
-    (output, gradients, residual), (expected, slopes, other) = results
-    np.testing.assert_allclose(output, expected, atol=2e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), gradients, slopes)
-    seen = np.asarray(residual) > -1e30
-    np.testing.assert_allclose(np.where(seen, residual, 0), np.where(seen, other, 0), atol=2e-6)
-
-
-@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
-def test_half_precisions_are_as_in_jax(dtype):
-    ours = dot_product_attention(*arrays(dtype), is_causal=True)
-    theirs = jax.nn.dot_product_attention(*arrays(dtype), is_causal=True)
-    assert ours.dtype == theirs.dtype == dtype
-    oracle.near(ours, theirs, oracle.TOLERANCE[dtype][0], 'output')
+# A call without a batch
 
 
 def test_three_axes_are_a_batch_of_one():
@@ -172,14 +164,26 @@ def test_the_scale_is_one_over_the_root_of_the_width():
 
 
 def test_a_name_of_the_table_or_the_first_that_serves():
-    assert 'dense' in IMPLEMENTATIONS
-    np.testing.assert_array_equal(
-        dot_product_attention(*arrays(), implementation='dense'), dot_product_attention(*arrays())
-    )
+    call = lambda **kwargs: dot_product_attention(*arrays(), **kwargs)
+    dense, blockwise = call(implementation='dense'), call(implementation='blockwise')
+    assert {'dense', 'blockwise'} <= set(IMPLEMENTATIONS) and np.any(dense != blockwise)
+    np.testing.assert_array_equal(call(implementation=['blockwise', 'dense']), blockwise)
+    np.testing.assert_array_equal(call(implementation=['blockwise', 'dense'], return_weights=True)[0], dense)
+    np.testing.assert_array_equal(call(), dense)
+    np.testing.assert_array_equal(call(block_sizes=(8, 8)), call(implementation='blockwise', block_sizes=(8, 8)))
+    with pytest.raises(NotImplementedError, match='blockwise: return_weights.*; dense: block_sizes'):
+        call(implementation=['blockwise', 'dense'], return_weights=True, block_sizes=(8, 8))
 
 
 ERRORS = {
-    r"implementation is 'flash'; expected one of \['dense'.*\] or None": {'implementation': 'flash'},
+    r"implementation is 'flash'; expected one of \['blockwise'.*'xla'\], several of them, or None": {
+        'implementation': 'flash'
+    },
+    r'implementation is empty; expected at least one name': {'implementation': []},
+    r"qk_norm is 'layer'; expected 'l2', 'rms' or None": {'qk_norm': 'layer'},
+    r'sinks has shape \(3,\) and dtype float32; expected \[N\] = \(4,\) floats': {'sinks': jnp.zeros(3)},
+    r'alibi_slopes has shape \(4,\) and dtype int32; expected': {'alibi_slopes': jnp.zeros(4, int)},
+    r'block_sizes is \(0, 8\); expected \(queries, keys\), both positive': {'block_sizes': (0, 8)},
     r'logits_soft_cap is 0.0; expected a positive finite number': {'logits_soft_cap': 0.0},
     r'logits_soft_cap is -1.0; expected': {'logits_soft_cap': -1.0},
     r'logits_soft_cap is nan; expected': {'logits_soft_cap': float('nan')},

@@ -1,0 +1,122 @@
+"""One attention call: what every implementation takes, what it gives back, and the checks that come before it."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+
+from attnlab.kernels.masks import Visibility
+
+
+class Call(NamedTuple):
+    """A checked call; shapes and meanings as in `attnlab.dot_product_attention`, always with the batch axis."""
+
+    query: Float[Array, 'B T N H']
+    key: Float[Array, 'B S K H']
+    value: Float[Array, 'B S K Hv']
+    rules: Visibility
+    scale: float | Float[Array, '']
+    bias: Float[Array, '#B #N #T #S'] | None = None
+    sinks: Float[Array, ' N'] | None = None
+    alibi_slopes: Float[Array, ' N'] | None = None
+    logits_soft_cap: float | None = None
+    dropout_rate: float = 0.0
+    dropout_rng: PRNGKeyArray | UInt32[Array, '...'] | None = None
+    block_sizes: tuple[int, int] | None = None
+    return_residual: bool = False
+    return_weights: bool = False
+
+
+class Attended(NamedTuple):
+    """What an implementation gives back; residual and weights are None where they were not asked for.
+
+    output: [B, T, N, Hv] in the query's dtype.  weights: [B, N, T, S] float32 or wider, before dropout.
+    residual: [B, T, N], the log of the softmax's sum of exponentials, a sink's included; the lowest finite number
+    where the sum is empty.
+    """
+
+    output: Float[Array, 'B T N Hv']
+    residual: Float[Array, 'B T N'] | None
+    weights: Float[Array, 'B N T S'] | None
+
+
+def give(attended: Attended) -> Array | tuple[Array, ...]:
+    """The output alone, or a tuple of it and what else was asked for, in the order (output, residual, weights)."""
+    more = tuple(x for x in attended[1:] if x is not None)
+    return (attended.output, *more) if more else attended.output
+
+
+def window_sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """One number stands for both sides; refuses negative ones."""
+    sides = (size, size) if isinstance(size, int) else size
+    if sides is None:
+        return None
+    if len(sides) != 2 or min(sides) < 0:
+        raise ValueError(f'local_window_size is {size}; expected a number or (left, right), none of them negative')
+    return min(sides[0], 2**30), min(sides[1], 2**30)  # positions are int32, and added to
+
+
+def check(call: Call) -> None:
+    """Raises ValueError unless shapes, dtypes and options fit together, naming what came and what was expected."""
+    for name, x in (('query', call.query), ('key', call.key), ('value', call.value)):
+        if x.ndim != 4:
+            raise ValueError(f'{name} has shape {x.shape}; expected 4 axes [batch, length, heads, width]')
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f'{name} has dtype {x.dtype}; expected a float')
+    B, T, N, H = call.query.shape
+    S, K = call.key.shape[1], call.key.shape[2]
+    if call.key.shape != (B, S, K, H):
+        raise ValueError(f'key has shape {call.key.shape}; expected [B, S, K, H] with B = {B}, H = {H} as in query')
+    if call.value.shape[:3] != (B, S, K):
+        shape = call.value.shape
+        raise ValueError(f'value has shape {shape}; expected [B, S, K, any] = [{B}, {S}, {K}, any] as in key')
+    if K == 0 or N % K:
+        raise ValueError(f'{N} query heads do not divide into groups over {K} key and value heads')
+    _check_pairs('bias', call.bias, 'a float', (B, N, T, S))
+    _check_rules(call.rules, B, N, T, S)
+    for name, x in (('sinks', call.sinks), ('alibi_slopes', call.alibi_slopes)):
+        if x is not None and (x.shape != (N,) or not jnp.issubdtype(x.dtype, jnp.floating)):
+            raise ValueError(f'{name} has shape {x.shape} and dtype {x.dtype}; expected [N] = ({N},) floats')
+    if call.logits_soft_cap is not None and not 0.0 < call.logits_soft_cap < math.inf:
+        raise ValueError(f'logits_soft_cap is {call.logits_soft_cap}; expected a positive finite number or None')
+    if call.block_sizes is not None and (len(call.block_sizes) != 2 or min(call.block_sizes) < 1):
+        raise ValueError(f'block_sizes is {call.block_sizes}; expected (queries, keys), both positive')
+    check_dropout(call.dropout_rate, call.dropout_rng)
+
+
+def _check_rules(rules: Visibility, B: int, N: int, T: int, S: int) -> None:
+    _check_pairs('mask', rules.mask, 'boolean', (B, N, T, S))
+    for name, shapes in (
+        ('query_seq_lengths', [(B,)]), ('key_value_seq_lengths', [(B,)]), ('prefix_lengths', [(B,)]),
+        ('query_positions', [(B, T), (1, T)]), ('key_positions', [(B, S), (1, S)]),
+        ('query_segment_ids', [(B, T), (1, T)]), ('key_segment_ids', [(B, S), (1, S)]),
+    ):  # fmt: skip
+        x = getattr(rules, name)
+        if x is None:
+            continue
+        if not jnp.issubdtype(x.dtype, jnp.signedinteger):  # windows subtract
+            raise ValueError(f'{name} has dtype {x.dtype}; expected signed integers')
+        if x.shape not in shapes:
+            raise ValueError(f'{name} has shape {x.shape}; expected {" or ".join(map(str, dict.fromkeys(shapes)))}')
+    if (rules.query_segment_ids is None) != (rules.key_segment_ids is None):
+        raise ValueError('query_segment_ids and key_segment_ids go together; got only one of them')
+    if rules.prefix_lengths is not None and not rules.is_causal:
+        raise ValueError('prefix_lengths spares keys from causality; expected is_causal with it')
+
+
+def _check_pairs(name: str, x: Array | None, kind: str, shape: tuple[int, int, int, int]) -> None:
+    if x is None:
+        return
+    if not jnp.issubdtype(x.dtype, jnp.floating if kind == 'a float' else jnp.bool_):
+        raise ValueError(f'{name} has dtype {x.dtype}; expected {kind}')
+    if x.ndim != 4 or any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
+        raise ValueError(f'{name} has shape {x.shape}; expected 4 axes broadcastable to [B, N, T, S] = {shape}')
+
+
+def check_dropout(rate: float, rng: Any) -> None:
+    """Raises ValueError for a rate outside [0, 1), NaN included, and for a rate without a key to draw from."""
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f'dropout_rate is {rate}; expected 0 <= rate < 1')
+    if rate > 0.0 and rng is None:
+        raise ValueError(f"dropout_rate is {rate}, dropout_rng is None; pass a key (in Flax: rngs={{'dropout': key}})")

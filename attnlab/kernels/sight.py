@@ -1,0 +1,122 @@
+"""What keeps the contract around a kernel of another library: no junk goes in, rows that see nothing give zero.
+
+Other kernels multiply what stands in a masked slot by a weight of zero, and zero times NaN is NaN.  Here they are given
+finite numbers only; which rows see something that was not finite is counted beside, and so is which see nothing.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from attnlab.kernels.call import Call
+from attnlab.kernels.masks import Visibility, as_array
+
+FAR = 2**30
+"""Farther than any key is, and still an int32 when added to one."""
+
+
+class Cleaned(NamedTuple):
+    """call: zeros for what is not finite and for what nobody sees, whose gradient is zero then, whatever comes back.
+
+    empty, spoilt: [B, #N, T], which rows see no key, and which see something that is not finite.
+    """
+
+    call: Call
+    empty: Bool[Array, 'B #N T']
+    spoilt: Bool[Array, 'B N T']
+
+
+def clean(call: Call) -> Cleaned:
+    """Memory O(T + S) where the rules hold no mask array, with one as much as the mask.  Positions count from zero."""
+    (B, T, N, _), (S, K) = call.query.shape, call.key.shape[1:3]
+    good_query, good_key, good_value = (jnp.isfinite(x) for x in (call.query, call.key, call.value))
+    bad_query = ~jnp.all(good_query, axis=-1).swapaxes(1, 2)
+    bad_key = ~(jnp.all(good_key, axis=-1) & jnp.all(good_value, axis=-1)).swapaxes(1, 2)
+    if call.rules.mask is None:
+        marks = jnp.concatenate([jnp.ones((B, 1, S), bool), bad_key], axis=1)
+        seen = count(call.rules, marks, T)
+        empty, some_bad = seen[:, :1] == 0, jnp.repeat(seen[:, 1:] > 0, N // K, axis=1)
+        lost = count(turned(call.rules), jnp.ones((B, 1, T), bool), S)[:, 0, :, None] == 0
+    else:
+        allowed = as_array(call.rules, T, S)
+        assert allowed is not None
+        allowed = jnp.broadcast_to(allowed, (B, allowed.shape[1], T, S))
+        empty = ~jnp.any(allowed, axis=-1)
+        some_bad = jnp.any(allowed & jnp.repeat(bad_key, N // K, axis=1)[:, :, None], axis=-1)
+        lost = ~jnp.any(allowed, axis=(1, 2))[:, :, None]
+    idle = jnp.all(empty, axis=1)[:, :, None]
+    query, key, value = (
+        jnp.where(good & ~nobody[..., None], x, jnp.zeros_like(x))
+        for x, good, nobody in (
+            (call.query, good_query, idle), (call.key, good_key, lost), (call.value, good_value, lost)
+        )
+    )  # fmt: skip
+    return Cleaned(call._replace(query=query, key=key, value=value), empty, some_bad | (bad_query & ~empty))
+
+
+def settle(output: Array, cleaned: Cleaned) -> Array:
+    """[B, T, N, Hv] with NaN in the spoilt rows and zero in the empty ones.  Neither sends any gradient back."""
+    empty, spoilt = (x.swapaxes(1, 2)[..., None] for x in cleaned[1:])
+    output = jnp.where(spoilt, jnp.full_like(output, jnp.nan), output)
+    return jnp.where(empty, jnp.zeros_like(output), output)
+
+
+def count(rules: Visibility, marks: Bool[Array, 'B M S'], T: int) -> Int[Array, 'B M T']:
+    """How many of the keys in each of M sets a query sees, by all rules but mask arrays, positions and prefixes.
+
+    Memory O(M (T + S)).  A query sees the keys of a range, and of those the ones in its segment: a difference of two
+    running sums, over all keys or over the keys sorted by segment.
+    """
+    B, M, S = marks.shape
+    first, after = (jnp.broadcast_to(x, (B, T)) for x in _range(rules, T, S))
+    if rules.query_segment_ids is None or rules.key_segment_ids is None:
+        sums = jnp.pad(jnp.cumsum(marks, axis=-1, dtype=jnp.int32), ((0, 0), (0, 0), (1, 0)))
+        return _at(sums, after) - _at(sums, first)
+    keys, queries = (jnp.broadcast_to(x, (B, x.shape[1])) for x in (rules.key_segment_ids, rules.query_segment_ids))
+    column = jnp.broadcast_to(jnp.arange(S), (B, S))
+    is_key = jnp.concatenate([jnp.ones(S, bool), jnp.zeros(2 * T, bool)])  # a bound comes before the key it names
+    order = jnp.lexsort((
+        jnp.broadcast_to(is_key, (B, S + 2 * T)),
+        jnp.concatenate([column, first, after], axis=1),
+        jnp.concatenate([keys, queries, queries], axis=1),
+    ))  # fmt: skip
+    ranked = _at(jnp.pad(marks, ((0, 0), (0, 0), (0, 2 * T))), order)
+    sums = _at(jnp.cumsum(ranked, axis=-1, dtype=jnp.int32), jnp.argsort(order, axis=-1))
+    return sums[..., S + T :] - sums[..., S : S + T]
+
+
+def _at(x: Array, indices: Int[Array, 'B L']) -> Array:
+    return jnp.take_along_axis(x, indices[:, None], axis=-1)
+
+
+def _range(rules: Visibility, T: int, S: int) -> tuple[Array, Array]:
+    """The first key of each query's range and the one after its last, [#B, T]."""
+    left, right = band(rules)
+    row = jnp.arange(T)[None]
+    end = jnp.array([[S]]) if (length := rules.key_value_seq_lengths) is None else clipped(length, S)[:, None]
+    first, after = jnp.clip(row - left, 0, end), jnp.clip(row + right + 1, 0, end)
+    if (length := rules.query_seq_lengths) is not None:
+        after = jnp.where(row < length[:, None], after, first)
+    return first, after
+
+
+def clipped(lengths: Int[Array, ' B'], size: int) -> Int[Array, ' B']:
+    """Between 0 and size, as int32 or wider."""
+    return jnp.clip(lengths.astype(jnp.promote_types(lengths.dtype, jnp.int32)), 0, size)
+
+
+def band(rules: Visibility) -> tuple[int, int]:
+    """Window and causality as one window, FAR to the sides that neither bounds."""
+    left, right = rules.window or (FAR, FAR)
+    return left, 0 if rules.is_causal else right
+
+
+def turned(rules: Visibility) -> Visibility:
+    """Keys for queries and queries for keys; by the same rules as in `count`."""
+    left, right = band(rules)
+    return Visibility(
+        query_seq_lengths=rules.key_value_seq_lengths, key_value_seq_lengths=rules.query_seq_lengths,
+        query_segment_ids=rules.key_segment_ids, key_segment_ids=rules.query_segment_ids,
+        window=(right, left),
+    )  # fmt: skip

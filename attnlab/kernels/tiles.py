@@ -1,0 +1,128 @@
+"""The rules of one batch row, cut into tiles of queries by keys: which tiles to skip, which need no mask."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+HIDDEN, PARTIAL, FULL = 0, 1, 2
+
+
+class Grid(NamedTuple):
+    """How a row is cut.  T and S count the padding to whole blocks."""
+
+    T: int
+    S: int
+    queries: int
+    keys: int
+
+
+class Rules(NamedTuple):
+    """`masks.Visibility` of one batch row: the same names, without the batch axis; None where there is no such rule."""
+
+    mask: Bool[Array, '#K #G #T #S'] | None
+    query_seq_lengths: Int[Array, ''] | None
+    key_value_seq_lengths: Int[Array, ''] | None
+    query_positions: Int[Array, ' T'] | None
+    key_positions: Int[Array, ' S'] | None
+    query_segment_ids: Int[Array, ' T'] | None
+    key_segment_ids: Int[Array, ' S'] | None
+    prefix_lengths: Int[Array, ''] | None
+
+
+class Table(NamedTuple):
+    """kinds: [T / queries, S / keys], HIDDEN, PARTIAL or FULL.  first, after: for each block of queries, the range of
+    key blocks outside of which all are hidden."""
+
+    kinds: Int[Array, 'I J']
+    first: Int[Array, ' I']
+    after: Int[Array, ' I']
+
+
+def table(grid: Grid, rules: Rules, is_causal: bool, window: tuple[int, int] | None) -> Table:
+    """What can be told of each tile from the extremes of its positions, segments and indices.
+
+    A tile called HIDDEN shows nothing and one called FULL shows all of its pairs; what is called PARTIAL may be either.
+    """
+    across, along = grid.T // grid.queries, grid.S // grid.keys
+    some, every = jnp.ones((across, along), bool), jnp.ones((across, along), bool)
+    low, high = _extremes(rules.query_positions, grid.T, grid.queries)
+    least, most = _extremes(rules.key_positions, grid.S, grid.keys)
+    low, high, least, most = low[:, None], high[:, None], least[None], most[None]
+    row, column = (jnp.arange(across) * grid.queries)[:, None], (jnp.arange(along) * grid.keys)[None]
+    if rules.mask is not None:
+        every &= False
+    if (length := rules.query_seq_lengths) is not None:
+        some, every = some & (row < length), every & (row + grid.queries <= length)
+    if (length := rules.key_value_seq_lengths) is not None:
+        some, every = some & (column < length), every & (column + grid.keys <= length)
+    if rules.query_segment_ids is not None:
+        lowest, highest = (x[:, None] for x in _extremes(rules.query_segment_ids, grid.T, grid.queries))
+        smallest, largest = (x[None] for x in _extremes(rules.key_segment_ids, grid.S, grid.keys))
+        some &= (smallest <= highest) & (largest >= lowest)
+        every &= (smallest == largest) & (lowest == highest) & (smallest == lowest)
+    if is_causal:
+        past, whole = least <= high, most <= low
+        if (length := rules.prefix_lengths) is not None:
+            past, whole = past | (column < length), whole | (column + grid.keys <= length)
+        some, every = some & past, every & whole
+    if window is not None:
+        left, right = window
+        some &= (most >= low - left) & (least <= high + right)
+        every &= (least >= high - left) & (most <= low + right)
+    kinds = jnp.where(some, jnp.where(every, FULL, PARTIAL), HIDDEN)
+    seen = jnp.any(some, axis=1)
+    after = jnp.where(seen, along - jnp.argmax(some[:, ::-1], axis=1), 0)
+    return Table(kinds, jnp.where(seen, jnp.argmax(some, axis=1), 0), after)
+
+
+def _extremes(numbers: Int[Array, ' L'] | None, length: int, block: int) -> tuple[Array, Array]:
+    """The smallest and the largest number in each block; of the indices themselves if None."""
+    numbers = jnp.arange(length) if numbers is None else numbers
+    blocks = numbers.reshape(length // block, block)
+    return blocks.min(axis=1), blocks.max(axis=1)
+
+
+def allowed(
+    grid: Grid, rules: Rules, is_causal: bool, window: tuple[int, int] | None, i: Int[Array, ''], j: Int[Array, '']
+) -> Bool[Array, '#K #G #queries #keys']:
+    """`masks.as_array` for the tile of query block i and key block j alone."""
+    row, column = (i * grid.queries + jnp.arange(grid.queries))[:, None], (j * grid.keys + jnp.arange(grid.keys))[None]
+    query, key = positions(grid, rules, i, j)
+    both = jnp.ones((1, 1), bool)
+    if (length := rules.query_seq_lengths) is not None:
+        both = both & (row < length)
+    if (length := rules.key_value_seq_lengths) is not None:
+        both = both & (column < length)
+    if rules.query_segment_ids is not None and rules.key_segment_ids is not None:
+        queries = cut(rules.query_segment_ids, 0, i, grid.queries)
+        both = both & (queries[:, None] == cut(rules.key_segment_ids, 0, j, grid.keys)[None])
+    if is_causal:
+        past = key <= query
+        if (length := rules.prefix_lengths) is not None:
+            past = past | (column < length)
+        both = both & past
+    if window is not None:
+        both = both & (key >= query - window[0]) & (key <= query + window[1])
+    both = both[None, None]
+    return both if rules.mask is None else both & cut_pairs(grid, rules.mask, i, j)
+
+
+def positions(grid: Grid, rules: Rules, i: Int[Array, ''], j: Int[Array, '']) -> tuple[Array, Array]:
+    """[queries, 1] and [1, keys], the positions that the tile's queries and keys stand at."""
+    queries, keys = (
+        block * size + jnp.arange(size) if given is None else cut(given, 0, block, size)
+        for given, block, size in ((rules.query_positions, i, grid.queries), (rules.key_positions, j, grid.keys))
+    )
+    return queries[:, None], keys[None]
+
+
+def cut(x: Array, axis: int, block: Int[Array, ''], size: int) -> Array:
+    """The block of that number along an axis; all of an axis of size one, which stands for every block."""
+    return x if x.shape[axis] == 1 else jax.lax.dynamic_slice_in_dim(x, block * size, size, axis)
+
+
+def cut_pairs(grid: Grid, x: Array, i: Int[Array, ''], j: Int[Array, '']) -> Array:
+    """The tile (i, j) of [#K, #G, #T, #S]."""
+    return cut(cut(x, 2, i, grid.queries), 3, j, grid.keys)

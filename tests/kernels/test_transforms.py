@@ -1,0 +1,124 @@
+"""JAX's transformations, one inside the other, and gradients against finite differences in float64."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab import dot_product_attention
+from attnlab.kernels.masks import padding, segments
+
+T, S, N, K, H, DEVICES = 5, 6, 4, 2, 3, 2
+IMPLEMENTATIONS = {'dense': None, 'blockwise': (2, 4)}  # and the sizes of its blocks
+
+
+def function(implementation):
+    """[T, N, H] of (query, key, value): a call whose tiles are of every kind."""
+
+    def attend(arrays):
+        return dot_product_attention(
+            *arrays, is_causal=True, key_value_seq_lengths=jnp.array([S - 1]), logits_soft_cap=2.0,
+            implementation=implementation, block_sizes=IMPLEMENTATIONS[implementation],
+        )  # fmt: skip
+
+    return attend
+
+
+def drawn(*leading):
+    random = np.random.default_rng(0)
+    shapes = (T, N, H), (S, K, H), (S, K, H)
+    return tuple(jnp.asarray(random.normal(size=leading + shape), jnp.float32) for shape in shapes)
+
+
+def grad(f):
+    return jax.grad(lambda arrays: sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(f(arrays))))
+
+
+def one_by_one(f):
+    """What every mapping transformation must give: a loop in Python, stacked."""
+    row = lambda arrays, i: f(jax.tree.map(lambda x: x[i], arrays))
+    return lambda arrays: jax.tree.map(lambda *x: jnp.stack(x), *(row(arrays, i) for i in range(DEVICES)))
+
+
+TRANSFORMS = {
+    'jit': (jax.jit, lambda f: f),
+    'remat': (jax.remat, lambda f: f),
+    'grad': (grad, grad),
+    'vmap': (jax.vmap, one_by_one),
+    'scan': (lambda f: lambda arrays: jax.lax.scan(lambda _, x: (None, f(x)), None, arrays)[1], one_by_one),
+    'pmap': (jax.pmap, one_by_one),
+}
+
+
+@pytest.mark.filterwarnings('ignore:The jitted function .* includes a pmap')  # slow, and meant here
+@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+@pytest.mark.parametrize('outer, inner', list(itertools.permutations(TRANSFORMS, 2)))
+def test_transformations_compose(implementation, outer, inner):
+    transformed = TRANSFORMS[outer][0](TRANSFORMS[inner][0](function(implementation)))
+    if 'pmap' not in (outer, inner):  # step by step each operation would be compiled on its own
+        transformed = jax.jit(transformed)
+    expected = TRANSFORMS[outer][1](TRANSFORMS[inner][1](function('dense')))
+    arrays = drawn(*[DEVICES] * (outer in ('vmap', 'scan', 'pmap')), *[DEVICES] * (inner in ('vmap', 'scan', 'pmap')))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), transformed(arrays), jax.jit(expected)(arrays)
+    )
+
+
+def test_second_derivatives_of_blockwise_are_refused():
+    with pytest.raises(NotImplementedError, match="second derivatives: blockwise has none; .*'dense'"):
+        jax.eval_shape(grad(grad(function('blockwise'))), drawn())
+    assert all(bool(jnp.all(jnp.isfinite(x))) for x in jax.jit(grad(grad(function('dense'))))(drawn()))
+
+
+def options(random):
+    """Calls that together use every argument; arrays are what has a gradient."""
+    array = lambda *shape: jnp.asarray(random.normal(size=shape))
+    ids = jnp.asarray(np.sort(random.integers(0, 3, (2, 6))))
+    return {
+        'bias of all rows, soft cap': ({'bias': array(1, N, 1, 6)}, {'logits_soft_cap': 1.5}),
+        'bias of each row, mask': ({'bias': array(2, 1, 5, 6)}, {'mask': array(2, N, 5, 6) > -1}),
+        'sinks, slopes, positions': (
+            {'sinks': array(N), 'alibi_slopes': jnp.abs(array(N))},
+            {'query_positions': jnp.arange(5)[None] + 2, 'key_positions': jnp.arange(6)[None] * 2, 'is_causal': True},
+        ),
+        'dropout, window': (
+            {}, {'dropout_rate': 0.3, 'dropout_rng': jax.random.key(1), 'local_window_size': (2, 1)}
+        ),
+        'lengths, l2': (
+            {}, {'mask': padding(jnp.array([5, 2]), jnp.array([4, 0])), 'qk_norm': 'l2', 'scale': 3.0}
+        ),
+        'segments, rms, bias of a key': (
+            {'bias': array(1, 1, 1, 6)}, {'mask': segments(ids[:, :5], ids), 'qk_norm': 'rms'}
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize('implementation', IMPLEMENTATIONS)
+@pytest.mark.parametrize('name', options(np.random.default_rng(0)))
+def test_gradients_are_the_slopes_in_float64(implementation, name):
+    with jax.enable_x64(True):
+        random = np.random.default_rng(0)
+        more, fixed = options(random)[name]
+        shapes = {'query': (2, 5, N, H), 'key': (2, 6, K, H), 'value': (2, 6, K, 2)}
+        arrays = {key: jnp.asarray(random.normal(size=shape)) for key, shape in shapes.items()} | more
+        arrays = jax.tree.map(lambda x: x.astype('float64'), arrays)
+        weigh = jnp.asarray(random.normal(size=(2, 5, N, 2)))
+        blocks = IMPLEMENTATIONS[implementation]
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss(arrays):
+            output = dot_product_attention(
+                **arrays, **fixed, implementation=implementation, block_sizes=blocks
+            )
+            return jnp.sum(output * weigh)
+
+        gradients = loss(arrays)[1]
+        for key, x in arrays.items():
+            direction, step = jnp.asarray(random.normal(size=x.shape)), 1e-5
+            up, down = (loss(arrays | {key: x + sign * step * direction})[0] for sign in (1, -1))
+            slope = (up - down) / (2 * step)
+            np.testing.assert_allclose(jnp.sum(gradients[key] * direction), slope, rtol=1e-7, atol=1e-9, err_msg=key)
+            assert gradients[key].dtype == 'float64' and gradients[key].shape == x.shape
