@@ -1,0 +1,149 @@
+"""Where a token stands, as numbers: sinusoidal codes, slopes of linear biases, buckets of distances.
+
+Rotary encodings are in `attnlab.kernels.rotary`.
+"""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float32, Int, Int32, Real
+
+from attnlab.kernels.rotary import frequencies
+
+
+def sinusoidal(positions: Real[ArrayLike, '*P'], width: int, base: float = 10000.0) -> Float32[Array, '*P D']:
+    """Sines and cosines of the position (Vaswani et al. 2017, section 3.5).
+
+    Columns 2i and 2i + 1 are the sine and the cosine of position * base^(-2i / D): interleaved, as in the paper (some
+    code has all sines first).  An odd width ends with a sine.  Angles are float32, with the error that
+    `attnlab.kernels.rotary.rotary` states.
+
+    Args:
+      positions: [*P] integers or floats, of any size and sign.
+      width: D > 0, even or odd.
+
+    Returns:
+      [*P, D] float32.
+
+    Raises:
+      ValueError: for a width that is not positive, and for positions that are not numbers.
+    """
+    positions = jnp.asarray(positions)
+    if width < 1:
+        raise ValueError(f'width is {width}; expected a positive number of columns')
+    if not (jnp.issubdtype(positions.dtype, jnp.integer) or jnp.issubdtype(positions.dtype, jnp.floating)):
+        raise ValueError(f'positions have dtype {positions.dtype}; expected integers or floats')
+    speeds = jnp.asarray(frequencies(width, base), jnp.float32)
+    angles = positions.astype(jnp.float32)[..., None] * jnp.expand_dims(speeds, tuple(range(positions.ndim)))
+    both = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return both.reshape(*positions.shape, 2 * speeds.size)[..., :width]
+
+
+def sinusoidal_2d(rows: int, columns: int, width: int, base: float = 10000.0) -> Float32[Array, 'tokens D']:
+    """Codes of a grid: the first half of the columns is `sinusoidal` of the row, the second of the column.
+
+    The numbers are those of MoCo v3 (Chen, Xie and He 2021), whose code puts the column before the row and, within
+    a half, all sines before all cosines.
+
+    Args:
+      rows, columns: the size of the grid.
+      width: D, a multiple of 4.
+
+    Returns:
+      [rows * columns, D] float32, row-major: token t stands in row t // columns, column t % columns.
+
+    Raises:
+      ValueError: for a width that does not divide by 4.
+    """
+    if width < 1 or width % 4:
+        raise ValueError(f'width is {width}; expected a positive multiple of 4, pairs of columns for rows and columns')
+    row = sinusoidal(jnp.arange(rows), width // 2, base)
+    column = sinusoidal(jnp.arange(columns), width // 2, base)
+    shape = (rows, columns, width // 2)
+    both = jnp.concatenate([jnp.broadcast_to(row[:, None], shape), jnp.broadcast_to(column[None], shape)], axis=-1)
+    return both.reshape(rows * columns, width)
+
+
+def alibi_slopes(heads: int) -> Float32[Array, ' N']:
+    """The slope of each head's linear bias (Press et al. 2022): for `alibi_slopes` of `dot_product_attention`.
+
+    A power of two N has 2^(-8n / N), n = 1 .. N.  Another N takes the slopes of the power of two P below it, then
+    every second slope of 2P, from the first on, as the paper's code does.
+
+    Raises:
+      ValueError: for fewer heads than one.
+    """
+    if heads < 1:
+        raise ValueError(f'heads is {heads}; expected a positive number')
+    below = 2 ** (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * n / below) for n in range(1, below + 1)]
+    slopes += [2.0 ** (-8.0 * n / (2 * below)) for n in range(1, 2 * (heads - below), 2)]
+    return jnp.asarray(slopes, jnp.float32)
+
+
+def relative_buckets(
+    query_positions: Int[ArrayLike, '*#B T'],
+    key_positions: Int[ArrayLike, '*#B S'],
+    *,
+    buckets: int = 32,
+    max_distance: int = 128,
+    bidirectional: bool,
+) -> Int32[Array, '*B T S']:
+    """The bucket of each pair's distance (Raffel et al. 2020, section 2.1, as in the T5 code).
+
+    Half of the buckets hold one distance each, 0, 1, 2 ..; the others grow geometrically up to `max_distance`, and
+    the last holds all that is farther.  Bounds are found in integers, so no device's logarithm moves one.
+
+    Args:
+      query_positions, key_positions: [T] and [S], or [B, T] and [B, S], signed integers.
+      bidirectional: the upper half of the buckets is for keys after the query; its first, of distance 0, stays empty,
+        as in T5.  Otherwise those keys share bucket 0 with the query's own place: causal attention never sees them.
+
+    Returns:
+      [T, S] or [B, T, S] int32 in 0 .. buckets - 1.
+
+    Raises:
+      ValueError: for numbers of buckets and distances that leave no room, naming what came and what was expected.
+    """
+    queries, keys = jnp.asarray(query_positions), jnp.asarray(key_positions)
+    for name, x in (('query_positions', queries), ('key_positions', keys)):
+        if not jnp.issubdtype(x.dtype, jnp.signedinteger):
+            raise ValueError(f'{name} has dtype {x.dtype}; expected signed integers')
+    if not queries.ndim == keys.ndim > 0:
+        raise ValueError(
+            f'query_positions and key_positions have shapes {queries.shape}, {keys.shape}; expected [T] and [S], '
+            'or [B, T] and [B, S]'
+        )
+    _check_buckets(buckets, max_distance, bidirectional)
+    away = queries[..., :, None] - keys[..., None, :]
+    side = buckets // 2 if bidirectional else buckets
+    distance = jnp.clip(jnp.abs(away) if bidirectional else away, 0, max_distance)
+    found = jnp.asarray(_bucket_of_distance(side, max_distance))[distance]
+    return jnp.where(away < 0, found + side, found) if bidirectional else found
+
+
+@functools.cache
+def _bucket_of_distance(buckets: int, max_distance: int) -> Int32[np.ndarray, ' distances']:
+    """[max_distance + 1], the bucket of each distance on one side; the last is that of all farther ones.
+
+    Bucket exact + k starts where steps * log(distance / exact) / log(max_distance / exact) reaches k.
+    """
+    exact = buckets // 2
+    steps = buckets - exact
+    table, k = list(range(exact)), 0
+    for distance in range(exact, max_distance + 1):
+        while distance**steps * exact ** (k + 1) >= max_distance ** (k + 1) * exact**steps:
+            k += 1
+        table.append(min(exact + k, buckets - 1))
+    return np.asarray(table, np.int32)
+
+
+def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None:
+    """Raises ValueError unless each side has a bucket for 0 and one beyond, and max_distance leaves room for them."""
+    if buckets < (4 if bidirectional else 2) or (bidirectional and buckets % 2):
+        expected = 'an even number >= 4, half for each side' if bidirectional else 'at least 2'
+        raise ValueError(f'buckets is {buckets}; expected {expected}')
+    exact = buckets // (4 if bidirectional else 2)
+    if max_distance <= exact:
+        raise ValueError(f'max_distance is {max_distance}; expected more than {exact}, the distances of own buckets')

@@ -1,0 +1,113 @@
+"""Learned positions and T5's bias as modules."""
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+
+from attnlab.kernels.positions import relative_buckets
+from attnlab.layers.positions import LearnedPositions, RelativeBias
+
+SIZE, D = 8, 3
+MODULE = LearnedPositions(SIZE, D)
+TABLE = jnp.arange(1.0, SIZE * D + 1).reshape(SIZE, D)
+VARIABLES = {'params': {'table': TABLE}}
+
+
+@pytest.fixture
+def as_used():
+    """Without the checks of annotations, which in the tests raise before the module's own errors do."""
+    jaxtyping.config.update('jaxtyping_disable', True)
+    yield
+    jaxtyping.config.update('jaxtyping_disable', False)
+
+
+def test_a_length_takes_the_first_rows_and_positions_take_theirs():
+    np.testing.assert_array_equal(MODULE.apply(VARIABLES, 5), TABLE[:5])
+    np.testing.assert_array_equal(MODULE.apply(VARIABLES, SIZE), TABLE)
+    assert MODULE.apply(VARIABLES, 0).shape == (0, D)
+    positions = np.array([[7, 0, 0], [1, 2, 3]])
+    for given in (positions, jnp.asarray(positions)):
+        np.testing.assert_array_equal(MODULE.apply(VARIABLES, given), np.asarray(TABLE)[positions])
+    np.testing.assert_array_equal(jax.jit(MODULE.apply)(VARIABLES, positions), np.asarray(TABLE)[positions])
+
+
+def test_the_table_is_drawn_for_its_size_whatever_the_length():
+    params = MODULE.init(jax.random.key(0), 2)['params']
+    assert jax.tree.map(jnp.shape, params) == {'table': (SIZE, D)}
+    table = LearnedPositions(200, 50).init(jax.random.key(0), 1)['params']['table']
+    assert abs(float(table.std()) - 0.02) < 1e-3
+
+
+def test_only_the_rows_that_were_asked_for_learn():
+    slopes = jax.grad(lambda v: MODULE.apply(v, jnp.array([[1, 4], [4, 4]])).sum())(VARIABLES)['params']['table']
+    np.testing.assert_array_equal(slopes, np.array([0, 1, 0, 0, 3, 0, 0, 0])[:, None] * np.ones((1, D)))
+
+
+def test_tokens_of_a_grid_are_row_major():
+    """3 rows of 4 tokens: token t takes row t, so row r, column c of the picture takes row 4 r + c of the table."""
+    table = jnp.arange(12.0 * D).reshape(12, D)
+    codes = LearnedPositions(12, D).apply({'params': {'table': table}}, 12).reshape(3, 4, D)
+    for r, c in np.ndindex(3, 4):
+        np.testing.assert_array_equal(codes[r, c], table[4 * r + c])
+
+
+@pytest.mark.parametrize('jit', [True, False])
+def test_a_length_beyond_the_table_is_refused_by_its_shape(jit):
+    def run(variables, x):
+        return x + MODULE.apply(variables, x.shape[-2])
+
+    with pytest.raises(ValueError, match='length is 9; expected at most 8, the rows of the position table'):
+        (jax.jit(run) if jit else run)(VARIABLES, jnp.zeros((9, D)))
+
+
+@pytest.mark.parametrize('jit', [True, False])
+@pytest.mark.parametrize(('positions', 'value'), [([0, 8], 8), ([[-1, 3]], -1), ([2, 100, -5], 100), ([2**40], 2**40)])
+def test_a_known_position_outside_the_table_is_named(positions, value, jit):
+    run = lambda variables: MODULE.apply(variables, np.array(positions))
+    with pytest.raises(ValueError, match=f'position {value} is outside the position table; expected 0 .. 7'):
+        (jax.jit(run) if jit else run)(VARIABLES)
+
+
+def test_a_position_that_only_the_device_knows_is_no_other_row():
+    rows = jax.jit(MODULE.apply)(VARIABLES, jnp.array([-1, 7, 8, 2**31 - 1, -(2**31)]))
+    assert np.isnan(rows).all(-1).tolist() == [True, False, True, True, True]
+
+
+@pytest.mark.parametrize(('positions', 'message'), [
+    (-1, 'length is -1; expected at most 8'),
+    (np.array([1.0]), 'positions have dtype float32; expected integers'),
+])  # fmt: skip
+def test_what_is_no_position_is_refused(as_used, positions, message):
+    with pytest.raises(ValueError, match=message):
+        MODULE.apply(VARIABLES, positions)
+
+
+# T5's bias
+
+
+@pytest.mark.parametrize('bidirectional', [True, False])
+def test_the_bias_of_a_pair_is_its_bucket_of_the_table(bidirectional):
+    module = RelativeBias(heads=2, buckets=8, max_distance=20, bidirectional=bidirectional)
+    queries, keys = jnp.array([[0, 5, 9], [30, 2, 2]]), jnp.arange(-4, 4)[None] * jnp.array([[1], [3]])
+    variables = jax.jit(module.init)(jax.random.key(0), queries[0], keys[0])
+    table = np.asarray(variables['params']['table'])
+    bias = jax.jit(module.apply)(variables, queries, keys)
+    assert table.shape == (8, 2) and bias.shape == (2, 2, 3, 8)
+    found = relative_buckets(queries, keys, buckets=8, max_distance=20, bidirectional=bidirectional)
+    for b, n, t, s in np.ndindex(*bias.shape):
+        assert bias[b, n, t, s] == table[found[b, t, s], n]
+    np.testing.assert_array_equal(jax.jit(module.apply)(variables, queries[1], keys[1]), bias[1:])
+
+
+def test_the_gradient_counts_the_pairs_of_a_bucket():
+    module, where = RelativeBias(heads=1, buckets=4, max_distance=3), jnp.arange(3)
+    variables = {'params': {'table': jnp.zeros((4, 1))}}
+    slopes = jax.jit(jax.grad(lambda v: module.apply(v, where, where).sum()))(variables)['params']['table']
+    np.testing.assert_array_equal(slopes[:, 0], [3, 3, 0, 3])  # 3 on the diagonal, 3 before, none of bucket 2, 3 after
+
+
+def test_buckets_that_leave_no_room_are_refused_when_the_module_is_made_ready():
+    with pytest.raises(ValueError, match='max_distance is 8; expected more than 8'):
+        RelativeBias(4, max_distance=8).init(jax.random.key(0), jnp.arange(2), jnp.arange(2))
