@@ -31,7 +31,7 @@ def dot_product(call: Call) -> Attended:
 def pays(call: Call, platform: str) -> bool:
     """Whether tiles are likely faster than the whole matrix."""
     T, S = call.query.shape[1], call.key.shape[1]
-    return T * S >= 512 * 512 if platform == 'cpu' else T * S >= 2048 * 2048
+    return T * S >= (256 * 256 if platform == 'cpu' else 2048 * 2048)
 
 
 def block_sizes(T: int, S: int, N: int, platform: str) -> tuple[int, int]:

@@ -28,7 +28,10 @@ class Cleaned(NamedTuple):
 
 
 def clean(call: Call) -> Cleaned:
-    """Memory O(T + S) where the rules hold no mask array, with one as much as the mask.  Positions count from zero."""
+    """Memory O(T + S) where the rules hold no mask array, else that of the pairs [#B, #N, T, S] that all rules allow.
+
+    Positions count from zero, and there is no prefix.
+    """
     (B, T, N, _), (S, K) = call.query.shape, call.key.shape[1:3]
     good_query, good_key, good_value = (jnp.isfinite(x) for x in (call.query, call.key, call.value))
     bad_query = ~jnp.all(good_query, axis=-1).swapaxes(1, 2)
@@ -41,10 +44,10 @@ def clean(call: Call) -> Cleaned:
     else:
         allowed = as_array(call.rules, T, S)
         assert allowed is not None
-        allowed = jnp.broadcast_to(allowed, (B, allowed.shape[1], T, S))
-        empty = ~jnp.any(allowed, axis=-1)
-        some_bad = jnp.any(allowed & jnp.repeat(bad_key, N // K, axis=1)[:, :, None], axis=-1)
-        lost = ~jnp.any(allowed, axis=(1, 2))[:, :, None]
+        allowed = jnp.broadcast_to(allowed, (*allowed.shape[:2], T, S))
+        empty = jnp.broadcast_to(~jnp.any(allowed, axis=-1), (B, allowed.shape[1], T))
+        some_bad = _any_seen(allowed, jnp.repeat(bad_key, N // K, axis=1))
+        lost = jnp.broadcast_to(~jnp.any(allowed, axis=(1, 2)), (B, S))[:, :, None]
     idle = jnp.all(empty, axis=1)[:, :, None]
     query, key, value = (
         jnp.where(good & ~nobody[..., None], x, jnp.zeros_like(x))
@@ -53,6 +56,15 @@ def clean(call: Call) -> Cleaned:
         )
     )  # fmt: skip
     return Cleaned(call._replace(query=query, key=key, value=value), empty, some_bad | (bad_query & ~empty))
+
+
+def _any_seen(allowed: Bool[Array, '#B #N T S'], marks: Bool[Array, 'B N S']) -> Bool[Array, 'B N T']:
+    """Which rows see a marked key.  As a product, in which a mask for all batch rows or heads is not repeated."""
+    axes = [axis for axis in (0, 1) if allowed.shape[axis] > 1]
+    pairs = allowed.reshape(*(allowed.shape[axis] for axis in axes), *allowed.shape[2:])
+    spec = ''.join('bn'[axis] for axis in axes) + 'ts,bns->bnt'
+    half = jnp.bfloat16  # holds zero and one
+    return jnp.einsum(spec, pairs.astype(half), marks.astype(half), preferred_element_type=jnp.float32) > 0
 
 
 def settle(output: Array, cleaned: Cleaned) -> Array:

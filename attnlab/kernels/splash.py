@@ -116,7 +116,7 @@ def _ids(call: Call, padded_T: int, padded_S: int) -> tuple[Int[Array, 'B T'], I
     """Segments, with one of its own for keys after the end; queries after theirs are cut off later."""
     rules, (B, T), S = call.rules, call.query.shape[:2], call.key.shape[1]
     queries, keys, length = rules.query_segment_ids, rules.key_segment_ids, rules.key_value_seq_lengths
-    reaches_end = padded_S > S and (not rules.is_causal or T > S)
+    reaches_end = padded_S > S and T + sight.band(rules)[1] > S
     if queries is None and length is None and not reaches_end:
         return None
     queries, keys = (

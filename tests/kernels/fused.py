@@ -1,0 +1,88 @@
+"""What the tests of kernels from other libraries share: a call held against the oracle, and a program's text."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab import dot_product_attention
+from tests.kernels import oracle
+from tests.kernels.combinations import spoil
+
+B, N, K, H, Hv = 2, 4, 2, 12, 20
+
+QUICK = {'xla_backend_optimization_level': 0, 'xla_cpu_use_fusion_emitters': False}
+"""Compiles in a fifth of the time."""
+
+
+def shapes(T, S, dtype):
+    """Of query, key and value, as structures."""
+    sizes = (B, T, N, H), (B, S, K, H), (B, S, K, Hv)
+    return tuple(jax.ShapeDtypeStruct(size, dtype) for size in sizes)
+
+
+def drawn(T, S, **more):
+    """Arrays that have gradients, of these shapes and of `more`, float64."""
+    random = np.random.default_rng(7)
+    sizes = {name: x.shape for name, x in zip(('query', 'key', 'value'), shapes(T, S, 'float32'), strict=True)} | more
+    return {name: random.normal(size=size) for name, size in sizes.items()}
+
+
+def hold(implementation, arrays, kwargs, dtype, wide=()):
+    """Output and gradients against the oracle, with NaN and infinity in the slots that nobody sees.
+
+    Rows that see nothing are zero to the bit.  `wide` names arrays that stay float32.
+    """
+    cotangent = jnp.asarray(np.random.default_rng(8).normal(size=(*arrays['query'].shape[:3], Hv)), dtype)
+    rounded = lambda given: {
+        name: jnp.asarray(x, 'float32' if name in wide else dtype) for name, x in given.items()
+    }  # fmt: skip
+    judged = oracle.attention(**rounded(arrays), **kwargs, cotangent=cotangent)
+    moving = {name: x for name, x in kwargs.items() if isinstance(x, np.ndarray)}
+    fixed = {name: x for name, x in kwargs.items() if name not in moving} | {'implementation': implementation}
+
+    def graded(arrays, moving, cotangent):
+        output, back = jax.vjp(lambda arrays: dot_product_attention(**arrays, **moving, **fixed), arrays)
+        return output, back(cotangent)[0]
+
+    options = QUICK if jax.default_backend() == 'cpu' else None
+    given = rounded(spoil(arrays, kwargs))
+    output, gradients = jax.jit(graded, compiler_options=options)(given, moving, cotangent)
+    forward, backward = oracle.TOLERANCE[dtype]
+    assert output.dtype == dtype and {name: x.dtype for name, x in gradients.items()} == {
+        name: x.dtype for name, x in given.items()
+    }  # fmt: skip
+    oracle.near(output, judged.output, forward, 'output')
+    for name, x in gradients.items():
+        oracle.near(x, judged.gradients[name], backward, f'gradient of {name}')
+    empty = ~np.any(judged.weights > 0, axis=-1).swapaxes(1, 2)
+    assert not np.any(np.asarray(output)[empty]) and not np.any(np.asarray(gradients['query'])[empty])
+    return empty
+
+
+def forward(implementation, **kwargs):
+    """(query, key, value) to the output."""
+    return lambda query, key, value: dot_product_attention(query, key, value, implementation=implementation, **kwargs)
+
+
+def gradient(attend):
+    """(query, key, value) to the gradients of a weighted sum of the output."""
+    weigh = lambda output: jnp.sum(output.astype('float32') * jnp.cos(jnp.arange(output.shape[1])[None, :, None, None]))
+    return jax.grad(lambda *arrays: weigh(attend(*arrays)), argnums=(0, 1, 2))
+
+
+def program(function, platform, *args, targets=()):
+    """The text of the function's program for a platform, which need not be there; `targets` names its custom calls."""
+    checks = [jax.export.DisabledSafetyCheck.custom_call(target) for target in targets]
+    return jax.export.export(jax.jit(function), platforms=[platform], disabled_checks=checks)(*args).mlir_module()
+
+
+def calls(text):
+    """The targets of all custom calls of a program, but for those that only carry shardings."""
+    return [target for target in re.findall(r'custom_call @([\w$.]+)', text) if target != 'Sharding']
+
+
+def sizes(text, dtype=r'\w+'):
+    """The shapes of all values of a program, or of those whose dtype it calls so."""
+    return {tuple(map(int, found.split('x')[:-1])) for found in re.findall(rf'tensor<((?:\d+x)+){dtype}>', text)}
