@@ -1,7 +1,7 @@
 """A strict environment, set before JAX is imported, and the folder of real data."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -33,3 +33,13 @@ def shared() -> Callable[[str], Path]:
         return Path(root) / name
 
     return find
+
+
+@pytest.fixture
+def as_used() -> Iterator[None]:
+    """Without the checks of annotations, which in the tests raise before the code's own errors do."""
+    import jaxtyping
+
+    jaxtyping.config.update('jaxtyping_disable', True)
+    yield
+    jaxtyping.config.update('jaxtyping_disable', False)

@@ -69,7 +69,7 @@ def _prepare(call: Call, platform: str) -> tuple[flash.Plan, flash.Floats, flash
     rules = call.rules
     if grid.S > S:  # the padding is hidden like that of a batch
         lengths = rules.key_value_seq_lengths
-        rules = rules._replace(key_value_seq_lengths=jnp.minimum(jnp.full(B, S) if lengths is None else lengths, S))
+        rules = rules.replace(key_value_seq_lengths=jnp.minimum(jnp.full(B, S) if lengths is None else lengths, S))
     plan = flash.Plan(
         grid, T, rules.is_causal, rules.window, call.logits_soft_cap, call.dropout_rate,
         rules.restrict(), platform != 'cpu',

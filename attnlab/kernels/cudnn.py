@@ -113,7 +113,7 @@ def _with_bias(call: Call) -> tuple[Call, Array | None]:
         mask = (shown | jnp.isnan(bias)) if mask is None else mask & (shown | jnp.isnan(bias))
     if mask is None:
         return call, None
-    call = call._replace(rules=call.rules._replace(mask=mask))
+    call = call._replace(rules=call.rules.replace(mask=mask))
     allowed = as_array(call.rules, T, S)
     assert allowed is not None
     # An array for several batch rows or heads holds what any of them sees.

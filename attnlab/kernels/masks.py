@@ -4,14 +4,17 @@
     attnlab.dot_product_attention(query, key, value, mask=rules)
 """
 
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 
-class Visibility(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Visibility:
     """The rules of one attention call; a query attends to a key where every given rule allows it.
 
     mask: boolean, True attends, broadcastable to [B, N, T, S].
@@ -20,6 +23,8 @@ class Visibility(NamedTuple):
     query_segment_ids, key_segment_ids: [B, T], [B, S]; attend only where equal.
     is_causal: no key after the query.  window: (left, right), the keys at most so far before and after the query.
     prefix_lengths: [B]; causality spares the first keys, which all queries see.
+
+    A tree of arrays to JAX; is_causal and window are part of its structure, fixed in a compiled program.
     """
 
     mask: Bool[Array, '#B #N #T #S'] | None = None
@@ -37,13 +42,40 @@ class Visibility(NamedTuple):
         """Both rules.  Raises ValueError where each has positions or segments of its own."""
         if self.is_causal and other.is_causal and (self.prefix_lengths is None or other.prefix_lengths is None):
             # Plain causality beside a prefix spares nothing.
-            self, other = self._replace(prefix_lengths=None), other._replace(prefix_lengths=None)
-        merged = {name: _merge(name, *pair) for name, *pair in zip(self._fields, self, other, strict=True)}
-        return Visibility(**merged)
+            self, other = self.replace(prefix_lengths=None), other.replace(prefix_lengths=None)
+        return Visibility(**{name: _merge(name, getattr(self, name), getattr(other, name)) for name in _FIELDS})
+
+    def replace(self, **changes: Any) -> 'Visibility':
+        """The same rules but for some fields."""
+        return dataclasses.replace(self, **changes)
 
     def restrict(self) -> bool:
         """Whether any rule can rule anything out; positions by themselves do not."""
-        return any(x is not None and x is not False for x in self._replace(query_positions=None, key_positions=None))
+        rest = self.replace(query_positions=None, key_positions=None)
+        return any(getattr(rest, name) not in (None, False) for name in _FIXED) or bool(jax.tree.leaves(rest))
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Visibility))
+_FIXED = ('is_causal', 'window')
+_MOVING = tuple(name for name in _FIELDS if name not in _FIXED)
+
+
+def _unflatten(fixed: tuple, moving: Iterable[Any]) -> Visibility:
+    """Without the checks of a call, as JAX puts more than arrays into a tree."""
+    rules = object.__new__(Visibility)
+    for name, value in zip((*_FIXED, *_MOVING), (*fixed, *moving), strict=True):
+        object.__setattr__(rules, name, value)
+    return rules
+
+
+jax.tree_util.register_pytree_with_keys(
+    Visibility,
+    lambda rules: (
+        [(jax.tree_util.GetAttrKey(name), getattr(rules, name)) for name in _MOVING],
+        tuple(getattr(rules, name) for name in _FIXED),
+    ),
+    _unflatten,
+)
 
 
 def _merge(name: str, one: Any, other: Any) -> Any:

@@ -3,7 +3,6 @@
 from functools import partial
 
 import jax.numpy as jnp
-import jaxtyping
 import pytest
 
 from attnlab import additive_attention, dot_product_attention
@@ -43,11 +42,3 @@ ATTENTION = {
 def attend(request):
     """Every attention function, called as the dot product's; the additive one has a score vector of its own."""
     return ATTENTION[request.param]
-
-
-@pytest.fixture
-def as_used():
-    """Without the checks of annotations, which in the tests raise before the function's own errors do."""
-    jaxtyping.config.update('jaxtyping_disable', True)
-    yield
-    jaxtyping.config.update('jaxtyping_disable', False)

@@ -13,12 +13,16 @@ EPSILON = 1e-6
 
 
 class Judged(NamedTuple):
-    """output [B, T, N, Hv], weights [B, N, T, S], residual [B, T, N] (-inf for an empty row), gradients by name."""
+    """output [B, T, N, Hv], weights [B, N, T, S], residual [B, T, N] (-inf for an empty row), gradients by name.
+
+    farthest: the largest distance between positions that see each other, at least one.
+    """
 
     output: np.ndarray
     weights: np.ndarray
     residual: np.ndarray
     gradients: dict[str, np.ndarray]
+    farthest: float
 
 
 def at(x, *where):
@@ -93,7 +97,7 @@ def attention(
     vector = None if score is None else np.asarray(score, np.float64)
     output, weights, residual = np.zeros((B, T, N, Hv)), np.zeros((B, N, T, S)), np.zeros((B, T, N))
     dq, dk, dv, dbias = (np.zeros_like(x) for x in (query, key, value, added))
-    dsinks, dslopes, dscore = np.zeros(N), np.zeros(N), np.zeros((N, H))
+    dsinks, dslopes, dscore, farthest = np.zeros(N), np.zeros(N), np.zeros((N, H)), 1.0
     t, s = np.arange(T)[:, None], np.arange(S)[None, :]
     for b, n in np.ndindex(B, N):
         k = n // (N // K)  # heads in groups: 0, 0, 1, 1
@@ -102,7 +106,9 @@ def attention(
         hidden = None if vector is None else np.tanh(q[:, None, :] + keys[None, :, :])
         raw = scale * q @ keys.T if vector is None else hidden @ vector[n]
         capped = raw if logits_soft_cap is None else logits_soft_cap * np.tanh(raw / logits_soft_cap)
-        logits = np.where(visible(b, n, t, s, **rules), capped + added[b, n] - slopes[n] * distance, -np.inf)
+        seen = visible(b, n, t, s, **rules)
+        farthest = np.max(distance * seen, initial=farthest)
+        logits = np.where(seen, capped + added[b, n] - slopes[n] * distance, -np.inf)
         # The sink is one more logit of the sum, whose weight goes nowhere.
         total = np.logaddexp.reduce(np.concatenate([logits, np.full((T, 1), sink[n])], axis=1), axis=1)
         residual[b, :, n] = total
@@ -132,7 +138,7 @@ def attention(
         gradients['bias'] = dbias.sum(small, keepdims=True)
     more = {'score': (score, dscore), 'sinks': (sinks, dsinks), 'alibi_slopes': (alibi_slopes, dslopes)}
     gradients |= {name: slope for name, (given, slope) in more.items() if given is not None}
-    return Judged(output, weights, residual, gradients)
+    return Judged(output, weights, residual, gradients, farthest)
 
 
 SHAPES = ((2, 5, 5, 4, 2, 3, 4), (2, 3, 6, 4, 1, 3, 4), (1, 1, 4, 2, 2, 3, 2))
@@ -209,7 +215,7 @@ def compare(attend, call: tuple[dict, dict, np.ndarray], dtype: str = 'float32')
 
 
 def hold(output, residual, weights, gradients, judged: Judged, arrays) -> None:
-    """Asserts that results of a call on `arrays` are what was judged; weights may be None, where none were asked for."""
+    """Asserts that the results of a call on `arrays` are what was judged; weights are None where none are asked for."""
     dtype = arrays['query'].dtype
     forward, backward = TOLERANCE[dtype.name]
     full = judged.residual > -np.inf
@@ -223,7 +229,9 @@ def hold(output, residual, weights, gradients, judged: Judged, arrays) -> None:
     assert gradients.keys() == judged.gradients.keys()
     for name, gradient in gradients.items():
         assert gradient.dtype == arrays[name].dtype, name
-        near(gradient, judged.gradients[name], backward, f'gradient of {name}')
+        # What reaches a slope is times the distance, and so are the errors: they count in units of the farthest.
+        unit = judged.farthest if name == 'alibi_slopes' else 1.0
+        near(gradient / unit, judged.gradients[name] / unit, backward, f'gradient of {name}')
 
 
 def dropout(words, rate: float, shape: tuple[int, int, int, int]) -> np.ndarray:

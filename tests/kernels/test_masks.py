@@ -1,5 +1,6 @@
 """Visibility as an array, against the oracle's definition of who sees whom."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -127,3 +128,14 @@ def test_attention_takes_rules_for_a_mask_beside_its_other_arguments(implementat
     expected = attend(mask=as_array(rules & window(1, 0), 5, 5))
     np.testing.assert_allclose(attend(mask=rules, local_window_size=(1, 0)), expected, atol=1e-6)
     np.testing.assert_allclose(attend(mask=rules & window(1, 0), is_causal=True), expected, atol=1e-6)
+
+
+def test_rules_pass_through_transformations_and_stay_symbolic():
+    rules = causal() & window(2, 0) & padding(keys=jnp.array([4, 3]))
+    through = jax.jit(lambda rules: rules)(rules)
+    assert through.is_causal is True and through.window == (2, 0) and through.mask is None
+    array = jax.jit(lambda rules: as_array(rules, 5, 5))(rules)
+    np.testing.assert_array_equal(array, as_array(rules, 5, 5))
+    doubled = jax.vmap(lambda rules: as_array(rules, 5, 5))(jax.tree.map(lambda x: jnp.stack([x, x - 1]), rules))
+    np.testing.assert_array_equal(doubled[0], array)
+    assert [str(path[0]) for path, _ in jax.tree_util.tree_leaves_with_path(rules)] == ['.key_value_seq_lengths']

@@ -58,7 +58,7 @@ def test_cleaned_calls_are_finite_and_settled_as_dense_has_them(name, axes):
     seen = seen[:, None]
     if axes:
         mask = random.random((*axes, T, S)) < 0.4
-        rules, seen = rules._replace(mask=jnp.asarray(mask)), seen & mask
+        rules, seen = rules.replace(mask=jnp.asarray(mask)), seen & mask
     query, key, value = (random.normal(size=size) for size in ((B, T, N, H), (B, S, K, H), (B, S, K, H)))
     query[0, 4, 1, 0], key[1, 5, 0, 2], value[0, 3, 1] = np.nan, np.inf, -np.inf
     call = Call(*(jnp.asarray(x, 'float32') for x in (query, key, value)), rules, 0.5)

@@ -1,0 +1,126 @@
+"""One suite that every implementation of `dot_product_attention` passes: a seeded grid of calls against the oracle.
+
+A sample of the grid runs by default, the rest with `pytest -m slow`.  The id of a test, such as
+`blockwise-17-257x64-...`, says what the call combines; `pytest -m '' -k blockwise-17-` runs that one again.
+"""
+
+import functools
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab import dot_product_attention
+from attnlab.kernels import dropout
+from attnlab.kernels.masks import Visibility, prefix
+from tests.kernels import combinations, oracle
+from tests.kernels.combinations import combination, fill, spoil
+
+REFUSED = {'dense': {'block_sizes': (16, 32)}, 'blockwise': {'return_weights': True}}
+"""The implementations that run on every device, and what each says that it cannot serve."""
+
+GRID = range(420)
+SAMPLE = (*range(40), 67, 109, 152, 181)
+"""Some of everything, and masks over several blocks, which are few among the first."""
+
+QUICK = {'xla_backend_optimization_level': 0, 'xla_cpu_use_fusion_emitters': False}
+"""Compiles in a fifth of the time, which is nearly all that the grid takes; every 20th call is compiled as ever."""
+
+
+def called(seeds):
+    """Each implementation on the combinations of some seeds, under a name; slow outside of the sample."""
+    return [
+        pytest.param(name, seed, id=f'{name}-{combination(seed)}', marks=() if seed in SAMPLE else pytest.mark.slow)
+        for seed in seeds for name in REFUSED
+    ]  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1)  # the implementations come one after the other
+def prepared(seed):
+    """The arrays that an implementation is given, the oracle's other arguments, the cotangent, and what it says."""
+    combined = combination(seed)
+    arrays, kwargs, cotangent = fill(combined)
+    given = rounded(spoil(arrays, kwargs) if 'junk' in combined.kinds else arrays, combined.dtype)
+    arrays, cotangent = rounded(arrays, combined.dtype), jnp.asarray(cotangent, combined.dtype)
+    factor, (B, T, S, N) = None, combined.sizes[:4]
+    if 'dropout' in combined.kinds:
+        factor = oracle.dropout(dropout.seed(jax.random.key(seed)), combined.kinds['dropout'], (B, N, T, S))
+    return given, kwargs, cotangent, oracle.attention(**arrays, **kwargs, factor=factor, cotangent=cotangent)
+
+
+def rounded(arrays, dtype):
+    """In the dtype of the call, but for parameters of a model, which stay wide."""
+    wide = ('sinks', 'alibi_slopes')
+    return {name: jnp.asarray(x, 'float32' if name in wide else dtype) for name, x in arrays.items()}
+
+
+def program(implementation, seed):
+    """() to (output, residual, weights or None, gradients) of the call; compiled, all arrays being arguments."""
+    combined, (given, kwargs, cotangent, _) = combination(seed), prepared(seed)
+    moving = {name: x for name, x in kwargs.items() if isinstance(x, np.ndarray)}
+    fixed = {name: x for name, x in kwargs.items() if name not in moving}
+    fixed |= {'implementation': implementation, 'dropout_rate': combined.kinds.get('dropout', 0.0)}
+    offered = {'return_weights': True, 'block_sizes': combined.blocks}
+    fixed |= {name: x for name, x in offered.items() if name not in REFUSED[implementation]}
+
+    def call(arrays, rng, prefix_lengths=None, mask=None, **moving):
+        mask = mask if prefix_lengths is None else Visibility(mask) & prefix(prefix_lengths)
+        asked = dot_product_attention(**arrays, mask=mask, dropout_rng=rng, **moving, **fixed, return_residual=True)
+        return asked[0], asked[1:] if len(asked) == 3 else (asked[1], None)
+
+    def graded(arrays, rng, moving, cotangent):
+        output, back, more = jax.vjp(lambda arrays: call(arrays, rng, **moving), arrays, has_aux=True)
+        return output, *more, back(cotangent)[0]
+
+    quick = jax.default_backend() == 'cpu' and seed % 20 != 0
+    compiled = jax.jit(graded, compiler_options=QUICK if quick else None)
+    return functools.partial(compiled, given, jax.random.key(seed), moving, cotangent)
+
+
+@pytest.mark.parametrize('implementation, seed', called(GRID))
+def test_equals_the_formula_forward_and_backward(implementation, seed):
+    given, _, _, judged = prepared(seed)
+    oracle.hold(*program(implementation, seed)(), judged, given)
+    if seed not in SAMPLE:
+        jax.clear_caches()  # hundreds of programs, none of which comes back
+
+
+@pytest.mark.parametrize('implementation, seed', called(SAMPLE[:3]))
+def test_the_same_call_gives_the_same_bits(implementation, seed):
+    again = program(implementation, seed)
+    first = again()
+    for _ in range(4):
+        jax.tree.map(np.testing.assert_array_equal, first, again())
+
+
+@pytest.mark.parametrize('implementation, argument', [(name, x) for name, several in REFUSED.items() for x in several])
+def test_what_an_implementation_cannot_serve_it_refuses(implementation, argument):
+    given = {name: jnp.ones((1, 2, 1, 1)) for name in ('query', 'key', 'value')}
+    with pytest.raises(NotImplementedError, match=f'{implementation}: {argument}'):
+        dot_product_attention(**given, implementation=implementation, **{argument: REFUSED[implementation][argument]})
+
+
+def test_the_oracles_dropout_is_the_published_threefry():
+    """Known answers of threefry 2x32 with 20 rounds in Random123's kat_vectors."""
+    for words, key, expected in (
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+        ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344), (0xC4923A9C, 0x483DF7A0)),
+    ):
+        assert oracle.threefry(key, [words[0]], [words[1]]) == expected
+
+
+@pytest.mark.parametrize('seeds, least', [(GRID, 35), (SAMPLE, 4)], ids=['grid', 'sample'])
+def test_the_grid_has_some_of_everything(seeds, least):
+    used = Counter()
+    for _, (_, T, S, N, K, H, Hv), dtype, blocks, kinds in map(combination, seeds):
+        used.update([dtype, blocks, (N, K), ('T', T), ('S', S), ('H', H), ('Hv', Hv), *kinds, *kinds.items()])
+    for name in (*combinations.DTYPES, *combinations.MASKS, *combinations.OTHERS, 'low', 'places'):
+        assert used[name] >= least, name
+    variants = {'T': combinations.LENGTHS, 'S': combinations.LENGTHS}
+    if seeds == GRID:
+        variants |= {'H': combinations.WIDTHS, 'Hv': combinations.WIDTHS, **combinations.VARIANTS}
+    each = [(name, variant) for name, several in variants.items() for variant in several]
+    assert not [name for name in (*combinations.BLOCKS, *combinations.HEADS, *each) if not used[name]]
