@@ -1,1 +1,5 @@
 """Flax modules over the kernels."""
+
+from attnlab.layers.multihead import MultiHeadAttention, Rotary, attention_fn
+
+__all__ = ['MultiHeadAttention', 'Rotary', 'attention_fn']
