@@ -126,7 +126,7 @@ def _bench(given: argparse.Namespace) -> None:
         importlib.import_module(f'attnlab.bench.{name}').main()
 
 
-_BENCHES = ('seq2seq',)
+_BENCHES = ('seq2seq', 'attention')
 
 
 @dataclass(frozen=True)

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 
-def interleave(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def interleave(
+    functions: Mapping[str, Callable[[], Any]], rounds: int, *, seconds: float = math.inf, seed: int | None = None,
+    check: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, list[float]]:  # fmt: skip
     """Seconds of each function, one entry a round; compare the medians.
 
     A round calls every function once, each round starting with another one, so that a slow spell of the machine and
-    what the one before left in the caches strike all alike.  An untimed call of each comes first: it compiles and
-    warms up.  A function returns when its work is done: block on a device's result inside it.
+    what the one before left in the caches strike all alike.  With a `seed` the order is drawn anew each round: a
+    function that frees much memory slows down the one after it, which then is not always the same.  An untimed call of
+    each comes first: it compiles and warms up, and `check` gets what they return, to raise if they do not agree.
+    After three rounds, none is begun once `seconds` have passed.
+    A function returns when its work is done: block on a device's result inside it.
     """
-    for function in functions.values():
-        function()
+    warm = {name: function() for name, function in functions.items()}
+    if check:
+        check(warm)
+    del warm  # memory that is held would be one more difference between the calls
     times: dict[str, list[float]] = {name: [] for name in functions}
-    names = list(functions)
+    names, draw, begin = list(functions), random.Random(seed), time.perf_counter()
     for turn in range(rounds):
+        if turn >= 3 and time.perf_counter() - begin >= seconds:
+            break
         first = turn % len(names)
-        for name in names[first:] + names[:first]:
+        order = names[first:] + names[:first] if seed is None else draw.sample(names, len(names))
+        for name in order:
             start = time.perf_counter()
             functions[name]()
             times[name].append(time.perf_counter() - start)

@@ -3,6 +3,8 @@
 import platform
 import time
 
+import pytest
+
 from attnlab.bench import timing
 
 
@@ -22,6 +24,43 @@ def test_each_time_is_its_own_functions(monkeypatch):
 
     times = timing.interleave({'slow': lambda: takes(2.0), 'fast': lambda: takes(0.5)}, rounds=3)
     assert times == {'slow': [2.0] * 3, 'fast': [0.5] * 3}
+
+
+def test_a_seed_draws_the_order_of_each_round():
+    def order(seed):
+        calls = []
+        timing.interleave({name: lambda name=name: calls.append(name) for name in 'abcd'}, rounds=40, seed=seed)
+        return ''.join(calls[4:])  # the untimed ones come first
+
+    drawn = order(0)
+    assert all(sorted(drawn[i:i + 4]) == list('abcd') for i in range(0, 160, 4))
+    assert len({drawn[i:i + 4] for i in range(0, 160, 4)}) > 12
+    assert order(0) == drawn != order(1)
+
+
+def test_what_disagrees_is_not_timed():
+    calls = []
+
+    def check(results):
+        calls.append(results)
+        raise RuntimeError('different')
+
+    with pytest.raises(RuntimeError, match='different'):
+        timing.interleave({name: lambda name=name: calls.append(name) or name.upper() for name in 'ab'}, 3, check=check)
+    assert calls == ['a', 'b', {'a': 'A', 'b': 'B'}]
+
+
+def test_no_round_begins_after_the_time_is_up(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, 'perf_counter', lambda: clock[0])
+
+    def takes(seconds):
+        clock[0] += seconds
+
+    def rounds(seconds):
+        return len(timing.interleave({name: lambda: takes(1.0) for name in 'ab'}, rounds=9, seconds=seconds)['a'])
+
+    assert [rounds(seconds) for seconds in (0.0, 6.0, 8.0, 9.5, 100.0)] == [3, 3, 4, 5, 9]
 
 
 def test_the_machine_in_a_line():

@@ -1,0 +1,115 @@
+"""Pictures of `attnlab bench attention`, made of the numbers that it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from attnlab.report.figures import COLOURS
+from attnlab.tasks.heatmap import FONT, GRID, INK, QUIET
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+OURS, SIDES = COLOURS[0], ('blockwise', 'jax.nn', 'PyTorch', 'dense', 'flax')  # a side keeps its colour everywhere
+LABELS = {name: f'attnlab, {name}' for name in ('blockwise', 'dense')}
+
+
+def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """How many times as fast as jax.nn, by length: forward and with backward beside each other, plain above causal.
+
+    rows: {'shape': [B, T, N, H], 'causal', 'backward', 'seconds': name -> list, 'chosen', ...}.  Lengths that jax.nn
+    cannot run have no such ratio; a note says so.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 5.0), facecolor='white', layout='constrained')
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    lengths = sorted({row['shape'][1] for row in rows})
+    for causal, backward in ((False, False), (False, True), (True, False), (True, True)):
+        axes = panels[int(causal), int(backward)]
+        _calm(axes, f'{"causal" if causal else "plain"}, forward{" and backward" if backward else ""}')
+        chosen = [row for row in rows if (row['causal'], row['backward']) == (causal, backward)]
+        _speed_panel(axes, sorted(chosen, key=lambda row: row['shape'][1]))
+        _lengths(axes, lengths)
+        axes.set_yscale('log', base=2)
+        axes.yaxis.set_major_formatter(lambda value, _: f'{value:g}x' if value >= 1 else f'1/{1 / value:g}x')
+        axes.margins(y=0.12)
+    for axes in panels[1]:
+        axes.set_xlabel('length T', fontsize=8, color=QUIET, fontfamily=FONT)
+    figure.supylabel('times as fast as jax.nn', fontsize=8, color=QUIET, fontfamily=FONT)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc='outside upper left', ncols=4, frameon=False, labelcolor=INK,
+                  prop={'family': FONT, 'size': 8.5})  # fmt: skip
+    return figure
+
+
+def _speed_panel(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    axes.axhline(1, color=_colour('jax.nn'), linewidth=1.5, label='jax.nn = 1x')
+    for name, label in (('chosen', 'attnlab'), ('PyTorch', 'PyTorch'), ('flax', 'flax')):
+        points = []
+        for row in rows:
+            seconds = row['seconds']
+            side = row['chosen'] if name == 'chosen' else name
+            if 'jax.nn' in seconds and side in seconds:
+                points.append((row['shape'][1], median(seconds['jax.nn']) / median(seconds[side])))
+        if points:
+            colour, width, order = (OURS, 2, 3) if name == 'chosen' else (_colour(name), 1.2, 2)
+            axes.plot(*zip(*points, strict=True), color=colour, marker='o', markersize=4, linewidth=width, label=label,
+                      zorder=order)  # fmt: skip
+    for row in rows:
+        if 'jax.nn' not in row['seconds']:
+            place = {'xycoords': ('data', 'axes fraction'), 'rotation': 90, 'ha': 'center', 'va': 'top'}
+            axes.annotate('jax.nn: out of memory', (row['shape'][1], 0.97), fontsize=7, color=QUIET, fontfamily=FONT,
+                          **place)  # fmt: skip
+
+
+def memory(peaks: Sequence[Mapping[str, Any]]) -> Figure:
+    """Peak memory by length, both on logarithmic axes; a side ends where it no longer fits.
+
+    peaks: {'shape': [B, T, N, H], 'bytes': name -> number, ...}.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.8, 3.8), facecolor='white', layout='constrained')
+    axes = figure.subplots()
+    _calm(axes, 'peak memory, forward and backward')
+    axes.set_yscale('log', base=2)
+    lengths = sorted({peak['shape'][1] for peak in peaks})
+    largest = {name: number for peak in peaks for name, number in sorted(peak['bytes'].items())}
+    for name in sorted(largest, key=lambda name: -largest[name]):
+        points = [(peak['shape'][1], peak['bytes'][name] / 2**20) for peak in peaks if peak['bytes'].get(name, 0) > 0]
+        if points:
+            axes.plot(*zip(*points, strict=True), color=_colour(name), marker='o', markersize=4,
+                      linewidth=2 if name == 'blockwise' else 1.2, label=LABELS.get(name, name))  # fmt: skip
+    _lengths(axes, lengths)
+    axes.set_xlabel('length T', fontsize=8, color=QUIET, fontfamily=FONT)
+    axes.yaxis.set_major_formatter(lambda value, _: f'{value:g} MiB' if value < 1024 else f'{value / 1024:g} GiB')
+    axes.legend(frameon=False, labelcolor=INK, prop={'family': FONT, 'size': 8})
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=160, facecolor='white')
+
+
+def _colour(name: str) -> str:
+    return COLOURS[SIDES.index(name) if name in SIDES else -1]
+
+
+def _lengths(axes: Axes, lengths: Sequence[int]) -> None:
+    axes.set_xscale('log', base=2)
+    axes.set_xticks(lengths, [f'{T:,}' if T % 1024 else f'{T // 1024}k' for T in lengths])
+    axes.minorticks_off()
+
+
+def _calm(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc='left', fontsize=9, color=INK, fontfamily=FONT)
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8, labelcolor=QUIET, length=0, labelfontfamily=FONT)
+    for side, spine in axes.spines.items():
+        spine.set(visible=side == 'bottom', color=QUIET, linewidth=0.6)

@@ -1,0 +1,151 @@
+"""The bench of attention, at sizes that take no time."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from attnlab.bench import attention, attention_figures, attention_sides, memory
+from attnlab.bench.attention_sides import Problem
+from attnlab.errors import RunError, UserError
+from attnlab.kernels.attention import IMPLEMENTATIONS
+
+SHAPE = (2, 6, 2, 4)
+KINDS = [(causal, backward) for causal in (False, True) for backward in (False, True)]
+
+
+def weighted_sum(query, key, value, weights, causal):
+    """The loss in float64, from the formula, and the output."""
+    logits = np.einsum('btnh,bsnh->bnts', query, key) / np.sqrt(query.shape[-1])
+    if causal:
+        logits = np.where(np.tri(logits.shape[-1], dtype=bool), logits, -np.inf)
+    parts = np.exp(logits - logits.max(-1, keepdims=True))
+    output = np.einsum('bnts,bsnh->btnh', parts / parts.sum(-1, keepdims=True), value)
+    return np.sum(output * weights), output
+
+
+def judge(name, causal, backward):
+    """The output beside the formula, or the gradients beside its differences in a random direction."""
+    problem = Problem(SHAPE, causal, backward)
+    *arrays, weights = (x.astype(float) for x in attention_sides.inputs(problem, 3))
+    results = [np.asarray(x) for x in attention_sides.prepare(name, problem, 3)()]
+    if not backward:
+        return np.testing.assert_allclose(results[0], weighted_sum(*arrays, weights, causal)[1], atol=2e-6)
+    random = np.random.default_rng(0)
+    for place, gradient in enumerate(results):
+        step = np.zeros((3, *SHAPE))
+        step[place] = 1e-5 * random.normal(size=SHAPE)
+        ends = [weighted_sum(*(x + sign * d for x, d in zip(arrays, step, strict=True)), weights, causal)[0]
+                for sign in (1, -1)]  # fmt: skip
+        np.testing.assert_allclose(np.sum(gradient * step[place]) * 2, ends[0] - ends[1], rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize(('causal', 'backward'), KINDS)
+@pytest.mark.parametrize('name', ['dense', 'blockwise', 'jax.nn', 'flax'])
+def test_every_side_computes_attention(name, causal, backward):
+    judge(name, causal, backward)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(('causal', 'backward'), KINDS)
+def test_pytorch_computes_attention(causal, backward):
+    judge('PyTorch', causal, backward)
+
+
+def test_what_none_takes_stands_first():
+    assert attention_sides.served(Problem(SHAPE)) == ('dense', 'blockwise')
+    assert attention_sides.served(Problem((1, 16384, 4, 64), True, True)) == ('blockwise', 'dense')
+
+
+def test_an_implementation_that_does_not_serve_is_not_a_side(monkeypatch):
+    def serves_nobody(call):
+        raise NotImplementedError('query: no such device')
+
+    monkeypatch.setitem(IMPLEMENTATIONS, 'other', serves_nobody)
+    problem = Problem((1, 7, 2, 4))
+    assert 'other' not in attention_sides.served(problem)
+    assert attention.obstacle('other', problem) == 'does not serve it'
+
+
+def test_what_does_not_fit_is_not_run(monkeypatch):
+    monkeypatch.setattr(memory, 'available', lambda: 24 * 2**30)
+    long = Problem((1, 16384, 4, 64), backward=True)
+    assert attention.obstacle('jax.nn', long) == 'needs about 28 GiB, 24 are free'
+    assert attention.obstacle('dense', long) and attention.obstacle('flax', long)
+    assert attention.obstacle('blockwise', long) == attention.obstacle('PyTorch', long) == ''
+    assert attention.obstacle('jax.nn', long._replace(backward=False)) == ''
+
+
+def test_sides_that_disagree_are_an_error():
+    a, b = np.ones(3, np.float32), np.full(3, 1 + 5e-6, np.float32)
+    attention.agree({'ours': (a, a), 'theirs': (b, a)}, Problem(SHAPE))
+    for wrong in (a * (1 + 5e-5), a * np.nan):
+        with pytest.raises(RunError, match='ours and theirs are .* apart .*: 2x6x2x4, plain, forward'):
+            attention.agree({'ours': (a, a), 'theirs': (a, wrong)}, Problem(SHAPE))
+
+
+def test_tables_numbers_and_pictures(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(attention, 'ROUNDS', 3)
+    monkeypatch.setattr(attention_sides, 'find_spec', lambda name: None)
+    monkeypatch.setattr(memory, 'measurable', lambda: True)
+    monkeypatch.setattr(memory, 'available', lambda: 2.0 * 2**30)
+
+    def peak(name, problem):
+        if name == 'dense':
+            raise RunError('was ended by the system')
+        return problem.shape[1] * 2**20
+
+    monkeypatch.setattr(memory, 'peak', peak)
+    attention.measure([SHAPE], [32, 8192], tmp_path / 'deep' / 'folder')
+    lines = capsys.readouterr().out.splitlines()
+    assert 'jax' in lines[0] and 'seed 0' in lines[0]
+    assert lines[1] == "PyTorch is left out: it is not installed; pip install 'attnlab[peers]' installs it"
+    tables = [[cell.strip() for cell in line.strip('|').split('|')] for line in lines if line.startswith('|')]
+    assert tables[0] == ['T', 'blockwise', 'dense', 'jax.nn']
+    assert tables[2:4] == [['32', '32', '-', '32'], ['8,192', '8,192', '-', '-']]
+    assert any('dense at 1x32x4x64' in line and 'ended by the system' in line for line in lines)
+    assert any('jax.nn at 1x8192x4x64' in line and 'needs about 7 GiB, 2 are free' in line for line in lines)
+    head, _, *rows = tables[4:]
+    assert head == ['B, T, N, H', 'mask', 'pass', 'blockwise', 'dense', 'jax.nn', 'flax', 'times'] and len(rows) == 4
+    for row in rows:
+        ours, theirs = float(row[4].strip('*')), min(float(cell) for cell in row[5:7])
+        assert row[4].startswith('**') and float(row[-1]) == pytest.approx(theirs / ours, abs=0.01, rel=0.01)
+    found = json.loads((tmp_path / 'deep/folder/numbers.json').read_text())
+    assert len(found['speed']) == 4 and found['speed'][0]['shape'] == list(SHAPE)
+    assert all(len(times) == 3 for times in found['speed'][0]['seconds'].values())
+    assert found['memory'][1]['bytes'] == {'blockwise': 2**33}
+    assert {path.name for path in (tmp_path / 'deep/folder').iterdir()} == {'numbers.json', 'memory.png', 'speed.png'}
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured(tmp_path):
+    (tmp_path / 'file').touch()
+    with pytest.raises(UserError, match='cannot make the folder .*file/attention: Not a directory'):
+        attention.measure([SHAPE], [], tmp_path / 'file' / 'attention')
+
+
+def test_it_is_a_bench_of_the_cpu(monkeypatch):
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+    with pytest.raises(UserError, match='measured on a CPU, got gpu; set JAX_PLATFORMS=cpu'):
+        attention.main()
+
+
+def test_lines_of_the_pictures():
+    rows = [{'shape': [1, T, 2, 4], 'causal': causal, 'backward': backward, 'chosen': 'blockwise',
+             'seconds': {'blockwise': [9.0, 1.0, 2.0], 'flax': [8.0], **({'jax.nn': [4.0]} if T < 64 else {})}}
+            for T in (16, 32, 64) for causal, backward in KINDS]  # fmt: skip
+    for axes in attention_figures.speed(rows).axes:
+        lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+        assert lines['attnlab'] == [[16, 2], [32, 2]] and lines['flax'] == [[16, 0.5], [32, 0.5]]
+        assert [(note.get_text(), note.xy[0]) for note in axes.texts] == [('jax.nn: out of memory', 64)]
+    peaks = [{'shape': [1, T, 2, 4], 'bytes': {'blockwise': T * 2**20}} for T in (16, 32)]
+    (axes,) = attention_figures.memory(peaks).axes
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[16, 16], [32, 32]]]
+
+
+@pytest.mark.skipif(not memory.measurable(), reason='only Linux tells the peak')
+def test_the_peak_is_that_of_the_call():
+    held = np.ones(2**28, np.uint8)  # a peak of our own, which is none of the other process's
+    matrix = 4 * 2048**2 * 4
+    assert 1.9 * matrix < memory.peak('jax.nn', Problem((1, 2048, 4, 64))) < 2.3 * matrix
+    del held
