@@ -3,18 +3,15 @@
 Multi30k (Elliott et al. 2016, 2017) is read from a folder, or downloaded once into the user's cache and checked.
 """
 
-import hashlib
-import http.client
 import os
-import urllib.request
 from pathlib import Path
 
+from attnlab.data import download
 from attnlab.data.pairs import Pairs
 from attnlab.data.text import nearest, read_lines
 from attnlab.errors import UserError
 
 URL = 'https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/'
-TIMEOUT = 30.0  # seconds without an answer
 SPLITS = {'train': 'train', 'valid': 'val', 'test_2016': 'test_2016_flickr', 'test_2017': 'test_2017_flickr'}
 SHA256 = {
     'train.en.gz': 'd79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f',
@@ -60,9 +57,10 @@ def multi30k(split: str, folder: str | Path = '') -> Pairs:
         return read_pair(Path(folder) / SPLITS[split])
     if os.environ.get('ATTNLAB_DATA'):
         return read_pair(Path(os.environ['ATTNLAB_DATA']) / 'multi30k' / SPLITS[split])
-    cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'attnlab' / 'multi30k'
+    cache = download.cache('multi30k')
     for language in ('en', 'fr'):
-        _download(cache / f'{SPLITS[split]}.{language}.gz')
+        name = f'{SPLITS[split]}.{language}.gz'
+        download.fetch(URL + name, cache / name, SHA256[name], _REMEDY)
     return read_pair(cache / SPLITS[split])
 
 
@@ -79,29 +77,3 @@ def _side(path: Path, language: str) -> Path:
     if not plain.is_file() and not zipped.is_file():
         raise UserError(f'{plain}: no such file, nor with .gz{nearest(plain)}')
     return plain if plain.is_file() else zipped
-
-
-def _download(path: Path) -> None:
-    """Fetches a file that is missing or damaged; what stands under its name is complete and checked at any time."""
-    if path.is_file() and _digest(path.read_bytes()) == SHA256[path.name]:
-        return
-    try:
-        with urllib.request.urlopen(URL + path.name, timeout=TIMEOUT) as answer:
-            data = answer.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise UserError(f'{URL}{path.name}: cannot be downloaded ({error}); {_REMEDY}') from None
-    if _digest(data) != SHA256[path.name]:
-        raise UserError(f'{URL}{path.name}: sha256 is {_digest(data)}, expected {SHA256[path.name]}; {_REMEDY}')
-    part = path.with_name(f'{path.name}.{os.getpid()}.part')
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(data)
-        os.replace(part, path)
-    except OSError as error:
-        if part.exists():
-            part.unlink()
-        raise UserError(f'{path}: cannot be written ({error}); {_REMEDY}') from None
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

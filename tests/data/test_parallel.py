@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from attnlab.data import parallel
+from attnlab.data import download, parallel
 from attnlab.data.alignments import Links
 from attnlab.data.pairs import Pairs
 from attnlab.data.parallel import multi30k, read_pair
@@ -147,7 +147,7 @@ def test_a_server_that_says_nothing(server, monkeypatch):
 
     with socket.create_server(('127.0.0.1', 0)) as silent:
         monkeypatch.setattr(parallel, 'URL', f'http://127.0.0.1:{silent.getsockname()[1]}/')
-        monkeypatch.setattr(parallel, 'TIMEOUT', 0.1)
+        monkeypatch.setattr(download, 'TIMEOUT', 0.1)
         with pytest.raises(UserError, match=r'cannot be downloaded \(timed out\)'):
             multi30k('valid')
 

@@ -1,0 +1,180 @@
+"""Ids as rows: windows at random and in order, documents packed, against plain loops."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnlab.data.corpus import Text
+from attnlab.data.rows import IGNORE, Rows, consecutive, in_order, pack, shuffled, windows
+from attnlab.data.tokens import Characters, document
+from attnlab.errors import UserError
+
+
+def test_windows_are_drawn_by_seed_and_step():
+    ids = np.arange(100, 150, dtype=np.uint16)
+    draw = windows(ids, T=7, B=5, seed=3)
+    batches = [draw(step) for step in range(200)]
+    again = windows(ids, 7, 5, 3)
+    for step in (199, 0, 3):
+        for one, other in zip(again(step), batches[step], strict=True):
+            np.testing.assert_array_equal(one, other)
+    for batch in batches:
+        assert all(values.shape == (5, 7) and values.dtype == np.int32 for values in batch)
+        for row, labels in zip(batch.tokens.tolist(), batch.labels.tolist(), strict=True):
+            assert row == list(range(row[0], row[0] + 7)) and labels == [i + 1 for i in row]
+        assert (batch.segment_ids == 1).all() and (batch.positions == np.arange(7)).all()
+    starts = Counter(int(start) for batch in batches for start in batch.tokens[:, 0])
+    assert set(starts) == set(range(100, 143))  # the last window's last label is the last token
+    assert max(starts.values()) < 2.2 * 1000 / 43 and min(starts.values()) > 0.4 * 1000 / 43
+    orders = {tuple(windows(ids, 7, 5, seed)(step).tokens[:, 0]) for seed in range(9) for step in range(9)}
+    assert len(orders) == 81
+    # As one list of 32-bit words both would be 0, 1, 5.
+    assert (windows(ids, 7, 5, 2**32)(5).tokens != windows(ids, 7, 5, 0)(5 * 2**32 + 1).tokens).any()
+
+
+def test_the_shortest_text():
+    assert (windows(np.arange(8), 7, 2, 0)(0).labels == np.arange(1, 8)).all()
+    with pytest.raises(UserError, match='the text has 7 tokens; windows of 7 need at least 8'):
+        windows(np.arange(7), 7, 2, 0)
+    for count in (0, 1):
+        with pytest.raises(UserError, match=f'the text has {count} tokens; expected at least 2'):
+            consecutive(np.arange(count), 7)
+    made = consecutive(np.array([5, 6]), 3)
+    assert [values.tolist() for values in made] == [[[5, 0, 0]], [[6, -1, -1]], [[1, 0, 0]], [[0, 0, 1]]]
+
+
+@pytest.mark.parametrize('call', [
+    lambda: windows(np.arange(9), 0, 2, 0),
+    lambda: windows(np.arange(9), 2, 0, 0),
+    lambda: consecutive(np.arange(9), 0),
+    lambda: pack([np.arange(9)], 0),
+    lambda: in_order(consecutive(np.arange(9), 2), 0),
+    lambda: shuffled(consecutive(np.arange(9), 2), 0, 0),
+])  # fmt: skip
+def test_sizes_of_nothing(call):
+    with pytest.raises(UserError, match='rows of . tokens, . in a batch; expected at least 1 of each'):
+        call()
+
+
+def positions_of(segments: list[int]) -> list[int]:
+    """From 0 wherever the segment changes."""
+    out = []
+    for at, segment in enumerate(segments):
+        out.append(out[-1] + 1 if at and segments[at - 1] == segment else 0)
+    return out
+
+
+def check(made: Rows) -> None:
+    """What holds for all rows."""
+    for values in made:
+        assert values.dtype == np.int32 and values.shape == made.tokens.shape
+    for tokens_, labels, segments, positions in zip(*(values.tolist() for values in made), strict=True):
+        assert positions == positions_of(segments)
+        for at, segment in enumerate(segments):
+            if segment == 0:
+                assert (tokens_[at], labels[at]) == (0, IGNORE)
+            elif at + 1 < len(segments) and segments[at + 1] == segment:
+                assert labels[at] == tokens_[at + 1]
+
+
+@given(st.integers(2, 60), st.integers(1, 12), st.integers(1, 5))
+def test_every_token_is_predicted_once(count, T, B):
+    ids = np.random.default_rng(count).integers(0, 9, count)
+    made = consecutive(ids, T)
+    check(made)
+    pairs = []
+    assert len(made.tokens) == len(range(0, count - 1, T))  # no row of padding alone
+    for start in range(0, count - 1, T):
+        pairs += [(int(ids[at]), int(ids[at + 1])) for at in range(start, min(start + T, count - 1))]
+    found = []
+    for batch in in_order(made, B):
+        check(batch)
+        assert batch.tokens.shape == (B, T)
+        for row, labels in zip(batch.tokens.tolist(), batch.labels.tolist(), strict=True):
+            found += [(one, label) for one, label in zip(row, labels, strict=True) if label != IGNORE]
+    assert found == pairs and [label for _, label in found] == ids[1:].tolist()
+
+
+# Packing
+
+
+def packed_by_hand(lists, T):
+    """Best fit, by trying every row."""
+    made = []
+    for one in lists:
+        for start in range(0, len(one), T):
+            piece = one[start : start + T]
+            after = one[start + T] if start + T < len(one) else IGNORE
+            rooms = [(T - len(row), at) for at, row in enumerate(made) if T - len(row) >= len(piece)]
+            if rooms:
+                row = made[min(rooms)[1]]
+            else:
+                row = []
+                made.append(row)
+            number = row[-1][2] + 1 if row else 1
+            labels = [*piece[1:], after]
+            row += [(token, label, number, at) for at, (token, label) in enumerate(zip(piece, labels, strict=True))]
+    return [row + [(0, IGNORE, 0, at) for at in range(T - len(row))] for row in made]
+
+
+LISTS = st.lists(st.lists(st.integers(1, 99), max_size=14), min_size=1, max_size=20)
+
+
+@given(LISTS.filter(any), st.integers(1, 9))
+@settings(max_examples=200)
+def test_packing_against_plain_loops(lists, T):
+    made = pack([np.array(one, np.int64) for one in lists], T)
+    check(made)
+    by_hand = np.array(packed_by_hand(lists, T), np.int32)
+    for values, right in zip(made, np.moveaxis(by_hand, 2, 0), strict=True):
+        np.testing.assert_array_equal(values, right)
+    scored = Counter(made.labels[made.labels != IGNORE].tolist())
+    assert scored == Counter(i for one in lists for i in one[1:])
+    assert Counter(made.tokens[made.segment_ids > 0].tolist()) == Counter(i for one in lists for i in one)
+
+
+def test_documents_keep_their_ends_and_nothing_is_predicted_across():
+    """Case 36 and case 51: the labels of <s> a b are a b </s>, and no label is another document's token."""
+    made = Characters('ab', marked=True)
+    (end, _), three = made.marks, [document(made, Text(text, 'x')) for text in ('ab', 'b', 'aab')]
+    packed = pack(three, 8)
+    assert packed.tokens.tolist() == [[end, 0, 1, end, end, 1, end, 0], [end, 0, 0, 1, end, 0, 0, 0]]
+    assert packed.labels.tolist() == [[0, 1, end, -1, 1, end, -1, -1], [0, 0, 1, end, -1, -1, -1, -1]]
+    assert packed.segment_ids.tolist() == [[1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 0, 0, 0]]
+    assert packed.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0], [0, 1, 2, 3, 4, 0, 1, 2]]
+
+
+def test_nothing_to_pack():
+    for empty in ([], [np.array([], np.int32)]):
+        with pytest.raises(UserError, match='no documents to pack'):
+            pack(empty, 4)
+
+
+def test_packing_wastes_little():
+    random = np.random.default_rng(0)
+    lengths = random.integers(4, 40, 20_000)
+    made = pack([np.ones(length, np.int32) for length in lengths], 64)
+    assert len(made.tokens) < 1.02 * lengths.sum() / 64
+
+
+def test_packed_rows_come_once_an_epoch():
+    made = pack([np.full(length, length, np.int32) for length in range(1, 12)], 16)
+    count = len(made.tokens)
+    of = shuffled(made, 3, seed=1)
+    steps = -(-count // 3)
+    orders = []
+    for number in range(3):
+        batches = [of(step) for step in range(number * steps, (number + 1) * steps)]
+        for batch in batches:
+            check(batch)
+            assert batch.tokens.shape == (3, 16)
+        rows_ = np.concatenate([np.stack(batch, 1) for batch in batches])
+        full = rows_[(rows_[:, 2] > 0).any(1)]
+        assert sorted(map(bytes, full)) == sorted(map(bytes, np.stack(made, 1)))
+        orders.append(full.tobytes())
+    assert len(set(orders)) == 3
+    np.testing.assert_array_equal(shuffled(made, 3, seed=1)(2).tokens, of(2).tokens)
+    np.testing.assert_array_equal(np.concatenate([batch.tokens for batch in in_order(made, 3)])[:count], made.tokens)
