@@ -1,0 +1,173 @@
+"""A mixture of experts: many feed-forward layers, of which every token goes through a few."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.linen.dtypes import promote_dtype
+from flax.linen.linear import default_kernel_init
+from jaxtyping import Array, Bool, Float
+
+from attnlab.kernels.routing import Blocks, Order, Routing, block_product, block_size, blocks, capacity, moved, route
+from attnlab.layers.mlp import MLP, check_fields, hidden, hidden_width, uses_bias
+
+Host = Array | np.ndarray
+
+
+class Experts(nn.Module):
+    """sum_a weight_a MLP_(expert_a)(x), over the experts that a linear router picks (Shazeer et al. 2017, section 2).
+
+    Parameters: `router` kernel [D, E]; those of `attnlab.layers.mlp.MLP` with an axis in front, `up` and `gate` kernels
+    [E, D, F], `down` [E, F, D]; with a shared expert an MLP `shared_expert`.
+
+    experts: E.  active: A, how many experts a token goes to.
+    kind, features, use_bias, dropout_rate: of every expert, the shared one included, as in `MLP`.
+    capacity_factor: if None, every token is served.  Otherwise an expert takes `capacity` tokens of a batch row, by the
+      number of real tokens in it: neither padding nor other rows have a say.  A choice beyond that is dropped: it adds
+      exactly zero, and the other choices of its token do not grow.  A cached decoding, which sees few tokens at a time,
+      drops other ones than a pass over all of them.
+    order, renormalised: who comes first, and what weights are, as in `route`.
+    shared: one more expert that all tokens go through, added with weight one (Dai et al. 2024, section 3.2).
+    dtype: of the experts.  The router's parameters, logits, softmax and losses, and the sum, are float32 or wider.
+    param_dtype, kernel_init, out_init: as in `MLP`, of each expert; the router starts from `kernel_init`.
+
+    It draws no noise, and two evaluations give the same bits.
+    """
+
+    experts: int
+    active: int
+    kind: str
+    features: int | None = None
+    use_bias: bool | None = None
+    capacity_factor: float | None = None
+    order: Order = 'choice'
+    renormalised: bool = True
+    shared: bool = False
+    dropout_rate: float = 0.0
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    kernel_init: Callable[..., Array] = default_kernel_init
+    out_init: Callable[..., Array] = default_kernel_init
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Host, 'B T D'], mask: Bool[Host, 'B T'] | None = None, *, deterministic: bool = True
+    ) -> tuple[Float[Array, 'B T D'], dict[str, Float[Array, '']]]:
+        """The output [B, T, D], zero for padding, and what to add to the loss and to watch, over real tokens only.
+
+        Args:
+          x: [B, T, D].
+          mask: [B, T], true for real tokens; all are if None.
+          deterministic: no dropout; otherwise it draws from the `dropout` stream of rngs.
+
+        Returns:
+          The output and {'load_balance', 'z', 'dropped'}: the losses of `Routing`, not weighted, and the part of the
+          choices that was dropped.
+
+        Raises:
+          ValueError: for sizes, names and rates that do not fit, naming what came and what was expected.
+        """
+        self._check(x, mask)
+        x = jnp.asarray(x)
+        real = None if mask is None else jnp.asarray(mask)
+        if real is not None:
+            x = jnp.where(real[..., None], x, 0)  # NaN there would come back in the gradients of parameters
+        routing = route(
+            self._logits(x), self.active, real, capacity=self._capacity(x.shape[1], real), order=self.order,
+            renormalised=self.renormalised,
+        )  # fmt: skip
+        output = self._served(x, routing, deterministic)
+        if self.shared:
+            output = output + self._shared(x, real, deterministic)
+        choices = self.active * (x.shape[0] * x.shape[1] if real is None else jnp.sum(real))
+        dropped = routing.dropped / jnp.maximum(choices, 1).astype(jnp.float32)
+        return output, {'load_balance': routing.load_balance, 'z': routing.z, 'dropped': dropped}
+
+    def _logits(self, x: Array) -> Array:
+        # Products of float32 are rounded to less on some devices unless asked.
+        wide, widest = (jnp.promote_types(dtype, jnp.float32) for dtype in (x.dtype, self.param_dtype))
+        router = nn.Dense(
+            self.experts, use_bias=False, dtype=wide, param_dtype=widest, precision=jax.lax.Precision.HIGHEST,
+            kernel_init=self.kernel_init, name='router',
+        )  # fmt: skip
+        return router(x)
+
+    def _capacity(self, T: int, real: Array | None) -> int | Array | None:
+        if (factor := self.capacity_factor) is None:
+            return None
+        at = lambda tokens: capacity(tokens, self.experts, self.active, factor)
+        if real is None:
+            return at(T)
+        return jnp.asarray([at(tokens) for tokens in range(T + 1)])[jnp.sum(real, axis=1)]
+
+    def _served(self, x: Array, routing: Routing, deterministic: bool) -> Array:
+        """[B, T, D], the weighted sum of the outputs of the experts that were chosen."""
+        (B, T, D), E, A = x.shape, self.experts, self.active
+        F = hidden_width(self.kind, D) if self.features is None else self.features
+        size = block_size(B * T * A, E)
+        places = blocks(jnp.where(routing.kept, routing.experts, E).reshape(-1), E, size)
+        rows = jnp.broadcast_to(x[:, :, None], (B, T, A, D)).reshape(B * T * A, D)
+        rows = moved(rows, places.sources, places.slots).reshape(-1, size, D)
+
+        def dense(name: str, features: int, init: Callable[..., Array]) -> ExpertsDense:
+            return ExpertsDense(
+                E, features, uses_bias(self.kind, self.use_bias), self.dtype, self.param_dtype, init, name=name
+            )
+
+        inside = hidden(self.kind, lambda name: dense(name, F, self.kernel_init)(rows, places))
+        inside = nn.Dropout(self.dropout_rate, deterministic=deterministic)(inside)
+        outside = dense('down', D, self.out_init)(inside, places).reshape(-1, D)
+        each = moved(outside, places.slots, places.sources).reshape(B, T, A, D)
+        return jnp.sum(routing.weights[..., None] * each, axis=2).astype(each.dtype)
+
+    def _shared(self, x: Array, real: Array | None, deterministic: bool) -> Array:
+        mlp = MLP(
+            self.kind, self.features, self.use_bias, self.dropout_rate, self.dtype, self.param_dtype, self.kernel_init,
+            self.out_init, name='shared_expert',
+        )  # fmt: skip
+        output = mlp(x, deterministic=deterministic)
+        return output if real is None else jnp.where(real[..., None], output, 0)
+
+    def _check(self, x: Host, mask: Host | None) -> None:
+        check_fields(self.kind, self.features, self.dropout_rate)
+        if self.experts < 1:
+            raise ValueError(f'experts is {self.experts}; expected a positive number')
+        if x.ndim != 3:
+            raise ValueError(f'x has shape {x.shape}; expected [B, T, D]')
+        if mask is not None and (mask.shape != x.shape[:2] or mask.dtype != bool):
+            came = f'shape {mask.shape} and dtype {mask.dtype}'
+            raise ValueError(f'mask has {came}; expected [B, T] = {x.shape[:2]} booleans')
+
+
+class ExpertsDense(nn.Module):
+    """`flax.linen.Dense` with a kernel [E, D, F] and a bias [E, F] for every expert, each initialised on its own."""
+
+    experts: int
+    features: int
+    use_bias: bool
+    dtype: Any
+    param_dtype: Any
+    kernel_init: Callable[..., Array]
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'n b D'], places: Blocks) -> Float[Array, 'n b F']:
+        shape = self.experts, x.shape[-1], self.features
+        kernel = self.param('kernel', _each(self.kernel_init), shape, self.param_dtype)
+        bias = None
+        if self.use_bias:
+            bias = self.param('bias', nn.initializers.zeros, (self.experts, self.features), self.param_dtype)
+        x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
+        y = block_product(x, kernel, places.experts, places.used)
+        return y if bias is None else y + bias[places.experts][:, None]
+
+
+def _each(init: Callable[..., Array]) -> Callable[..., Array]:
+    """The initialiser of one matrix, on as many keys as there are experts."""
+
+    def stacked(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        return jax.vmap(lambda one: init(one, shape[1:], dtype))(jax.random.split(key, shape[0]))
+
+    return stacked

@@ -1,0 +1,167 @@
+"""The language model: parameter counts of published models, causality, variants, and stacks as loops and scans."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab.kernels.masks import packed, restarting, segments
+from attnlab.layers import Rotary
+from attnlab.layers.block import Recipe
+from attnlab.models.language import LanguageModel
+from tests.kernels.calls import QUICK
+
+V, D, T, L = 11, 8, 6, 2
+PLAIN = Recipe(heads=2)
+TODAY = Recipe(
+    heads=4, kv_heads=2, qk_norm='rms', rotary=Rotary(), norm='rms', mlp='swiglu', use_bias=False, scaled_init=True,
+    init=0.02,
+)  # fmt: skip
+VARIANTS = {
+    'plain': PLAIN,
+    'today': TODAY,
+    'post': dataclasses.replace(PLAIN, order='post', mlp='relu'),
+    'sandwich': dataclasses.replace(PLAIN, order='sandwich', qk_norm='l2'),
+    'parallel': dataclasses.replace(PLAIN, parallel=True, alibi=True, sinks=True),
+    'window': dataclasses.replace(PLAIN, window=2),
+    'experts': dataclasses.replace(TODAY, experts=4, active=2),
+}
+
+
+def model(recipe=PLAIN, **kwargs):
+    positions = 'none' if recipe.rotary or recipe.alibi else 'learned'
+    return LanguageModel(V, D, L, T, recipe, **{'positions': positions} | kwargs)
+
+
+def tokens(B=2, T=T):
+    return jnp.asarray(np.random.default_rng(0).integers(0, V, (B, T)))
+
+
+def started(made, tokens=tokens()):  # noqa: B008
+    """Parameters, none of them at a start that hides it, such as zero."""
+    params = jax.jit(made.init, compiler_options=QUICK)(jax.random.key(0), tokens)
+    leaves, tree = jax.tree.flatten(params)
+    random = np.random.default_rng(1)
+    return tree.unflatten([x + jnp.asarray(0.1 * random.normal(size=x.shape), x.dtype) for x in leaves])
+
+
+def parameters(made):
+    """Their number, with nothing made."""
+    shapes = jax.eval_shape(made.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 8), jnp.int32))
+    return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
+
+
+def gpt(width, layers, heads, context=1024):
+    return LanguageModel(50257, width, layers, context, Recipe(heads=heads), scan=True)
+
+
+LLAMA = Recipe(heads=32, rotary=Rotary(), norm='rms', mlp='swiglu', mlp_width=11008, use_bias=False)
+MIXTRAL = dataclasses.replace(LLAMA, kv_heads=8, mlp_width=14336, experts=8, active=2)
+PUBLISHED = {
+    'GPT-2 small': (gpt(768, 12, 12), 124_439_808),
+    'GPT-2 medium': (gpt(1024, 24, 16), 354_823_168),
+    'GPT-2 large': (gpt(1280, 36, 20), 774_030_080),
+    'GPT-2 XL': (gpt(1600, 48, 25), 1_557_611_200),
+    'GPT-3 175B': (gpt(12288, 96, 96, 2048), 174_604_259_328),
+    'LLaMA-7B': (LanguageModel(32000, 4096, 32, 2048, LLAMA, 'none', False, scan=True), 6_738_415_616),
+    'Mixtral 8x7B': (LanguageModel(32000, 4096, 32, 32768, MIXTRAL, 'none', False, scan=True), 46_702_792_704),
+}
+
+
+@pytest.mark.parametrize('made, count', PUBLISHED.values(), ids=PUBLISHED)
+def test_published_models_have_the_parameters_that_were_published(made, count):
+    assert parameters(made) == count
+
+
+@pytest.mark.parametrize('name', VARIANTS)
+def test_no_logit_depends_on_what_comes_later(name):
+    made, row = model(VARIANTS[name], tied=False), jnp.arange(T)[None]  # each token once: its embedding is its place
+    params = started(made)['params']
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def slopes(table):
+        apply = lambda table: made.apply({'params': params | {'embedding': {'embedding': table}}}, row)[0][0]
+        return jnp.abs(jax.jacobian(apply)(table)).sum((1, 3))[:, :T]
+
+    found = slopes(params['embedding']['embedding'])  # [T, T], of the logits at t by the embedding at s
+    assert jnp.all(jnp.triu(found, 1) == 0)
+    if VARIANTS[name].window is None:
+        assert jnp.all(found[jnp.tril_indices(T)] > 0)
+    else:  # two layers look back twice as far as one
+        assert found[-1, 0] == 0 < found[-1, 1]
+
+
+@pytest.mark.parametrize('name', ['plain', 'post', 'experts'])
+def test_a_scan_over_blocks_is_their_loop_and_what_is_computed_again_is_the_same(name):
+    loop = model(VARIANTS[name])
+    params = started(loop)['params']
+    stacked = {**params, 'stack': {**params['stack']}}
+    each = [stacked['stack'].pop(f'block_{layer}') for layer in range(L)]
+    stacked['stack']['blocks'] = jax.tree.map(lambda *x: jnp.stack(x), *each)
+
+    def graded(made, params):
+        loss = lambda params: jnp.sum(jnp.sin(made.apply({'params': params}, tokens())[0]))
+        return jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(params)
+
+    value, slopes = graded(loop, params)
+    slopes['stack']['blocks'] = jax.tree.map(
+        lambda *x: jnp.stack(x), *(slopes['stack'].pop(f'block_{layer}') for layer in range(L))
+    )
+    for remat in ('none', 'full', 'dots'):
+        other, expected = graded(model(VARIANTS[name], scan=True, remat=remat), stacked)
+        np.testing.assert_allclose(other, value, rtol=1e-5)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), expected, slopes)
+
+
+@pytest.mark.parametrize('name', ['plain', 'today'])
+def test_packed_documents_are_each_alone(name):
+    made = model(VARIANTS[name])
+    params, row = started(made), tokens(1)
+    ids = jnp.array([[0, 0, 1, 1, 1, 1]])
+    apply = jax.jit(made.apply, compiler_options=QUICK)
+    logits = apply(params, row, segments(ids), restarting(ids))[0]
+    np.testing.assert_allclose(logits, apply(params, row, packed(ids))[0], atol=1e-6)
+    for part in (slice(0, 2), slice(2, 6)):
+        alone = apply(params, row[:, part])[0]
+        np.testing.assert_allclose(logits[:, part], alone, atol=2e-6)
+
+
+def test_dropout_draws_anew_for_each_key_and_none_when_told_not_to():
+    made = model(dataclasses.replace(PLAIN, dropout=0.3, attention_dropout=0.3))
+    params = started(made)
+    apply = jax.jit(made.apply, static_argnames='deterministic')
+    drawn = lambda seed: apply(params, tokens(), deterministic=False, rngs={'dropout': jax.random.key(seed)})[0]
+    np.testing.assert_array_equal(drawn(0), drawn(0))
+    assert jnp.any(drawn(0) != drawn(1))
+    np.testing.assert_array_equal(apply(params, tokens())[0], jax.jit(model().apply)(params, tokens())[0])
+
+
+def test_what_leads_out_of_a_branch_starts_smaller():
+    made = LanguageModel(V, 64, 8, T, Recipe(heads=2, init=0.02, scaled_init=True))
+    block = jax.jit(made.init)(jax.random.key(0), tokens())['params']['stack']['block_3']
+    attention, mlp = block['attention'], block['mlp']
+    for out, into in ((attention['out'], attention['query']), (mlp['down'], mlp['up'])):
+        np.testing.assert_allclose(jnp.std(out['kernel']), 0.02 / 4, rtol=0.1)
+        np.testing.assert_allclose(jnp.std(into['kernel']), 0.02, rtol=0.1)
+
+
+ERRORS = {
+    "order is 'before' and parallel False; expected 'pre'": {'order': 'before'},
+    "order is 'post' and parallel True; expected": {'order': 'post', 'parallel': True},
+    "norm is 'batch'; expected 'layer' or 'rms'": {'norm': 'batch'},
+}
+
+
+@pytest.mark.parametrize('message, changed', ERRORS.items())
+def test_errors_name_what_came_and_what_was_expected(as_used, message, changed):
+    shapes = lambda made: jax.eval_shape(made.init, jax.random.key(0), tokens())
+    with pytest.raises(ValueError, match=message):
+        shapes(model(dataclasses.replace(PLAIN, **changed)))
+    for field, expected in (('positions', "'learned', 'sinusoidal' or 'none'"), ('remat', "'none', 'full' or 'dots'")):
+        with pytest.raises(ValueError, match=f"{field} is 'all'; expected {expected}"):
+            shapes(model(**{field: 'all'}))
+    with pytest.raises(ValueError, match=f'{T}'):
+        jax.eval_shape(model().init, jax.random.key(0), tokens(T=T + 1))
