@@ -69,6 +69,7 @@ def calls(monkeypatch):
     stub('attnlab.data.alignments', aer=Scores(0.125, 0.5, 1.0))
     stub('attnlab.bench', __path__=[])
     stub('attnlab.bench.seq2seq', main=None)
+    stub('attnlab.bench.attention', main=None)
     return found
 
 
@@ -257,7 +258,7 @@ def test_aer_refuses(capsys):
 def test_bench(calls, capsys):
     assert cli.main(['bench', 'seq2seq']) == 0
     assert cli.main(['bench']) == 0
-    assert calls == [('main', (), {})] * 2
+    assert calls == [('main', (), {})] * 3
     assert refused(capsys, 'bench', 'seq2sec') == "there is no bench 'seq2sec'; did you mean seq2seq?"
     assert 'bench takes one of seq2seq' in refused(capsys, 'bench', 'seq2seq', 'seq2seq')
 

@@ -25,7 +25,7 @@ SHAPES = (
 )  # fmt: skip
 LENGTHS = (1024, 2048, 4096, 8192, 16384)  # of the table of memory, at B = 1, N = 4, H = 64
 PACKAGES = ('jax', 'flax', 'torch')
-SEED, ROUNDS, SECONDS = 0, 50, 12.0  # at most so many rounds and, after three, so many seconds a row
+SEED, ROUNDS, SECONDS = 0, 50, 10.0  # at most so many rounds and, after three, so many seconds a row
 TOLERANCE = 1e-5  # of the largest number in an array
 SPARE = 0.9  # of the memory that is free may be taken
 

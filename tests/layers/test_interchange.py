@@ -127,12 +127,15 @@ def test_dropout_inside_flax_is_ours():
         attention_fn(heads, heads, heads, dropout_rate=0.5)
 
 
-def test_dtype_inside_flax():
-    peer = FLAX(dtype=jnp.bfloat16, force_fp32_for_softmax=True)
-    variables = drawn(peer, QUERIES)
-    output = run(peer.clone(attention_fn=attention_fn), variables, QUERIES)
-    assert output.dtype == jnp.bfloat16
-    near(output, run(peer, variables, QUERIES), 2**-6, 'output')
+@pytest.mark.parametrize('dtype', [None, jnp.bfloat16])
+def test_dtypes_are_promoted_as_in_flax(dtype):
+    heads = QUERIES[:, :, None]
+    calls = [
+        jax.jit(functools.partial(attend, dtype=dtype))(heads.astype('bfloat16'), heads, heads)
+        for attend in (attention_fn, nn.dot_product_attention)
+    ]
+    assert [x.dtype for x in calls] == [jnp.float32 if dtype is None else dtype] * 2
+    near(*calls, 1e-6 if dtype is None else 2**-6, 'output')
 
 
 def test_nothing_that_flax_passes_is_dropped():
