@@ -69,7 +69,8 @@ def _rows(x: Float[Array, '*B H']) -> tuple[Float[Array, '*B H'], Float[Array, '
     """Wide rows with zeros for those that are not finite, their largest magnitudes, and which were finite."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     largest = jnp.max(jnp.abs(jax.lax.stop_gradient(wide)), axis=-1, keepdims=True, initial=0.0)
-    finite = jnp.isfinite(largest)
+    # Not from the largest alone: on a CPU XLA's maximum of a large array loses NaN.
+    finite = jnp.all(jnp.isfinite(wide), axis=-1, keepdims=True)
     return jnp.where(finite, wide, 0.0), jnp.where(finite, largest, 0.0), finite
 
 

@@ -214,7 +214,8 @@ def attention_fn(
     - dropout is independent for every batch row and head, whatever `broadcast_dropout` says, which flax sets to True
       unless told otherwise: flax drops the same weights in all of them;
     - the softmax is float32 or wider, whatever `force_fp32_for_softmax` says, and so are the weights that are sown
-      where flax gives `module`;
+      where flax gives `module`; the output has the dtype that the inputs are promoted to, where flax, told to, gives
+      float32;
     - a dropout rate outside [0, 1) is refused, `deterministic` or not.
 
     implementation: as in `attnlab.dot_product_attention`, to be set with `functools.partial`.

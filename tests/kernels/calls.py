@@ -21,8 +21,8 @@ QUICK = {'xla_backend_optimization_level': 0, 'xla_cpu_use_fusion_emitters': Fal
 
 
 @functools.cache
-def _program(function, fixed):
-    options = QUICK if jax.default_backend() == 'cpu' else None
+def _program(function, fixed, alone):
+    options = QUICK if alone and jax.default_backend() == 'cpu' else None
     return jax.jit(lambda args, moving: function(*args, **moving, **dict(fixed)), compiler_options=options)
 
 
@@ -32,7 +32,10 @@ def compiled(function, *args, **kwargs):
     Step by step, each operation of a new shape would be compiled on its own, which takes ten times as long.
     """
     moving = {name: x for name, x in kwargs.items() if isinstance(x, jax.Array)}
-    return _program(function, tuple((name, x) for name, x in kwargs.items() if name not in moving))(args, moving)
+    fixed = tuple((name, x) for name, x in kwargs.items() if name not in moving)
+    # Inside another transformation a program has no options of its own.
+    alone = not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, moving)))
+    return _program(function, fixed, alone)(args, moving)
 
 
 def means(attend, T, S, **kwargs):

@@ -22,11 +22,14 @@ REFUSED = {'dense': {'block_sizes': (16, 32)}, 'blockwise': {'return_weights': T
 """The implementations that run on every device, and what each says that it cannot serve."""
 
 GRID = range(420)
-SAMPLE = (*range(40), 67, 109, 152, 181)
-"""Some of everything, and masks over several blocks, which are few among the first."""
+SAMPLE = (
+    17, 25, 29, 36, 37, 51, 52, 63, 72, 96, 109, 117, 122, 123, 137, 169, 172, 207, 209, 213, 214, 215, 226, 233, 264,
+    322, 356, 367, 374, 393, 394, 402, 409, 418,
+)  # fmt: skip
+"""Few that have some of everything, as a test below asserts."""
 
 QUICK = {'xla_backend_optimization_level': 0, 'xla_cpu_use_fusion_emitters': False}
-"""Compiles in a fifth of the time, which is nearly all that the grid takes; every 20th call is compiled as ever."""
+"""Compiles in a fifth of the time, which is nearly all that the grid takes; every 16th call is compiled as ever."""
 
 
 def called(seeds):
@@ -74,7 +77,7 @@ def program(implementation, seed):
         output, back, more = jax.vjp(lambda arrays: call(arrays, rng, **moving), arrays, has_aux=True)
         return output, *more, back(cotangent)[0]
 
-    quick = jax.default_backend() == 'cpu' and seed % 20 != 0
+    quick = jax.default_backend() == 'cpu' and seed % 16 != 1
     compiled = jax.jit(graded, compiler_options=QUICK if quick else None)
     return functools.partial(compiled, given, jax.random.key(seed), moving, cotangent)
 
@@ -112,15 +115,19 @@ def test_the_oracles_dropout_is_the_published_threefry():
         assert oracle.threefry(key, [words[0]], [words[1]]) == expected
 
 
-@pytest.mark.parametrize('seeds, least', [(GRID, 35), (SAMPLE, 4)], ids=['grid', 'sample'])
+@pytest.mark.parametrize('seeds, least', [(GRID, 30), (SAMPLE, 5)], ids=['grid', 'sample'])
 def test_the_grid_has_some_of_everything(seeds, least):
-    used = Counter()
-    for _, (_, T, S, N, K, H, Hv), dtype, blocks, kinds in map(combination, seeds):
+    used, alone = Counter(), Counter()
+    for combined in map(combination, seeds):
+        _, (_, T, S, N, K, H, Hv), dtype, blocks, kinds = combined
         used.update([dtype, blocks, (N, K), ('T', T), ('S', S), ('H', H), ('Hv', Hv), *kinds, *kinds.items()])
-    for name in (*combinations.DTYPES, *combinations.MASKS, *combinations.OTHERS, 'low', 'places'):
-        assert used[name] >= least, name
-    variants = {'T': combinations.LENGTHS, 'S': combinations.LENGTHS}
-    if seeds == GRID:
-        variants |= {'H': combinations.WIDTHS, 'Hv': combinations.WIDTHS, **combinations.VARIANTS}
+        rules = kinds.keys() & set(combinations.MASKS)
+        if dtype == 'float32' and len(rules) < 2 and 1 not in combinations.tiles(combined.sizes, blocks):
+            alone.update(rules or ['none'])  # shows a tile that is skipped, or not masked, and should be
+    names = (*combinations.DTYPES, *combinations.MASKS, *combinations.OTHERS, 'low', 'places')
+    assert not [name for name in names if used[name] < least]
+    assert not [name for name in (*combinations.MASKS, 'none') if alone[name] < 2]
+    variants = {'T': combinations.LENGTHS, 'S': combinations.LENGTHS, 'H': combinations.WIDTHS}
+    variants |= {'Hv': combinations.WIDTHS, **combinations.VARIANTS} if seeds == GRID else {}
     each = [(name, variant) for name, several in variants.items() for variant in several]
     assert not [name for name in (*combinations.BLOCKS, *combinations.HEADS, *each) if not used[name]]

@@ -187,3 +187,11 @@ def test_errors_name_what_came_and_what_was_expected(as_used, message, given):
     norm, args, kwargs = given
     with pytest.raises(ValueError, match=message):
         norm(*args, **kwargs)
+
+
+@pytest.mark.parametrize('norm', [rms_norm, l2_norm])
+def test_nan_is_not_lost_in_large_arrays(norm):
+    """On a CPU XLA reduces large arrays by another maximum than small ones, which takes NaN for nothing."""
+    x = jnp.ones((2, 127, 2, 31)).at[..., 0].set(jnp.nan)
+    output, back = jax.vjp(norm, x)
+    assert jnp.all(jnp.isnan(output)) and jnp.all(back(jnp.zeros_like(x))[0] == 0)

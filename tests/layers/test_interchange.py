@@ -159,6 +159,11 @@ def test_pairs_that_do_not_broadcast_are_named(as_used, name, shape):
         attention_fn(x, x, x, **{name: pairs})
 
 
+def test_the_implementation_is_that_asked_for():
+    with pytest.raises(ValueError, match="implementation is 'fast'; expected one of"):
+        attention_fn(*3 * [QUERIES[:, :, None]], implementation='fast')
+
+
 def test_batch_axes_that_differ_are_named(as_used):
     x = jnp.ones((2, 3, T, 1, 4))
     with pytest.raises(ValueError, match='query, key, value have shapes .* the same'):
