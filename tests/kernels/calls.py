@@ -26,15 +26,16 @@ def _program(function, fixed, alone):
     return jax.jit(lambda args, moving: function(*args, **moving, **dict(fixed)), compiler_options=options)
 
 
-def compiled(function, *args, **kwargs):
+def compiled(function, *args, quick=True, **kwargs):
     """function(*args, **kwargs) as one program, made once for its shapes: arrays move, other keywords are fixed.
 
     Step by step, each operation of a new shape would be compiled on its own, which takes ten times as long.
     """
     moving = {name: x for name, x in kwargs.items() if isinstance(x, jax.Array)}
     fixed = tuple((name, x) for name, x in kwargs.items() if name not in moving)
-    # Inside another transformation a program has no options of its own.
-    alone = not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, moving)))
+    # Inside another transformation a program has no options of its own; and bits of two programs may be compared only
+    # where both are compiled in full.
+    alone = quick and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, moving)))
     return _program(function, fixed, alone)(args, moving)
 
 
@@ -44,9 +45,9 @@ def means(attend, T, S, **kwargs):
     return attend(jnp.zeros((1, T, 1, 1)), jnp.zeros((1, S, 1, 1)), value, **kwargs)[0, :, 0, 0]
 
 
-def run(attend, *arrays, weigh=None, **kwargs):
+def run(attend, *arrays, weigh=None, quick=True, **kwargs):
     """(output, residual, weights) and the gradients of a weighted sum of the output."""
-    return compiled(slopes, weigh, *arrays, attend=attend, **kwargs)
+    return compiled(slopes, weigh, *arrays, attend=attend, quick=quick, **kwargs)
 
 
 def slopes(weigh, *arrays, attend, **kwargs):

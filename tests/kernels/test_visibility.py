@@ -50,8 +50,8 @@ def test_no_gradient_of_a_row_that_sees_nothing_passes_even_if_it_is_nan(attend)
 def test_a_bias_of_minus_infinity_rules_out_as_a_mask_does(attend):
     seen = np.tri(T, S, -1, dtype=bool)[None, None]  # row 0 sees nothing
     bias = jnp.where(seen, 0.0, -INF)
-    results, gradients = run(attend, *arrays(), bias)
-    masked, expected = run(attend, *arrays(), jnp.zeros((1, 1, T, S)), mask=jnp.asarray(seen))
+    results, gradients = run(attend, *arrays(), bias, quick=False)
+    masked, expected = run(attend, *arrays(), jnp.zeros((1, 1, T, S)), mask=jnp.asarray(seen), quick=False)
     same(results, masked)
     same(gradients, expected)
 
