@@ -67,9 +67,11 @@ def _prepare(call: Call, platform: str) -> tuple[flash.Plan, flash.Floats, flash
         sinks, slopes,
     )  # fmt: skip
     rules = call.rules
+    restricts = rules.restrict()
     if grid.S > S:  # the padding is hidden like that of a batch
-        lengths = rules.key_value_seq_lengths
-        rules = rules.replace(key_value_seq_lengths=jnp.minimum(jnp.full(B, S) if lengths is None else lengths, S))
+        rules = rules.replace(key_value_seq_lengths=_at_most(S, rules.key_value_seq_lengths, B))
+    if grid.T > T and restricts:  # queries that are none must not look at keys that no query sees
+        rules = rules.replace(query_seq_lengths=_at_most(T, rules.query_seq_lengths, B))
     plan = flash.Plan(
         grid, T, rules.is_causal, rules.window, call.logits_soft_cap, call.dropout_rate,
         rules.restrict(), platform != 'cpu',
@@ -84,6 +86,10 @@ def _prepare(call: Call, platform: str) -> tuple[flash.Plan, flash.Floats, flash
     )  # fmt: skip
     words = dropout.seed(call.dropout_rng) if call.dropout_rate and call.dropout_rng is not None else None
     return plan, floats, flash.Others(cut, jnp.arange(B), words)
+
+
+def _at_most(limit: int, lengths: Array | None, B: int) -> Array:
+    return jnp.full(B, limit) if lengths is None else jnp.minimum(lengths, limit)
 
 
 def _by_group(pairs: Array, K: int) -> Array:

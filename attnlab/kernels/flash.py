@@ -223,6 +223,7 @@ def _backward_row(plan: Plan, row: Row, slope: Array, delta: Array, total: Array
                 parts['slopes'] = -jnp.sum(change * _distance(plan, row, i, j), axis=(2, 3))
             if through_cap is not None:
                 change = change * through_cap
+                change = jnp.where(seen, change, 0.0) if masked else change  # zero times the slope of NaN
             parts['key'] = jnp.einsum('khgt,kgts->khs', turned[0], change)
             parts['query'] = jnp.einsum('kgts,ksh->kgth', change, keys, preferred_element_type=wide)
             return parts
