@@ -1,6 +1,7 @@
 """JAX's transformations, one inside the other, and gradients against finite differences in float64."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 from attnlab import dot_product_attention
 from attnlab.kernels.masks import padding, segments
+from tests.kernels.calls import QUICK
 
 T, S, N, K, H, DEVICES = 5, 6, 4, 2, 3, 2
 IMPLEMENTATIONS = {'dense': None, 'blockwise': (2, 4)}  # and the sizes of its blocks
@@ -58,12 +60,11 @@ TRANSFORMS = {
 def test_transformations_compose(implementation, outer, inner):
     transformed = TRANSFORMS[outer][0](TRANSFORMS[inner][0](function(implementation)))
     if 'pmap' not in (outer, inner):  # step by step each operation would be compiled on its own
-        transformed = jax.jit(transformed)
+        transformed = jax.jit(transformed, compiler_options=QUICK)
     expected = TRANSFORMS[outer][1](TRANSFORMS[inner][1](function('dense')))
     arrays = drawn(*[DEVICES] * (outer in ('vmap', 'scan', 'pmap')), *[DEVICES] * (inner in ('vmap', 'scan', 'pmap')))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), transformed(arrays), jax.jit(expected)(arrays)
-    )
+    expected = jax.jit(expected, compiler_options=QUICK)(arrays)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), transformed(arrays), expected)
 
 
 def test_second_derivatives_of_blockwise_are_refused():
@@ -107,7 +108,7 @@ def test_gradients_are_the_slopes_in_float64(implementation, name):
         weigh = jnp.asarray(random.normal(size=(2, 5, N, 2)))
         blocks = IMPLEMENTATIONS[implementation]
 
-        @jax.jit
+        @partial(jax.jit, compiler_options=QUICK)
         @jax.value_and_grad
         def loss(arrays):
             output = dot_product_attention(
