@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from attnlab.report.figures import COLOURS
-from attnlab.tasks.heatmap import FONT, GRID, INK, QUIET
+from attnlab.report.figures import COLOURS, calm
+from attnlab.tasks.heatmap import FONT, INK, QUIET
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
     lengths = sorted({row['shape'][1] for row in rows})
     for causal, backward in ((False, False), (False, True), (True, False), (True, True)):
         axes = panels[int(causal), int(backward)]
-        _calm(axes, f'{"causal" if causal else "plain"}, forward{" and backward" if backward else ""}')
+        calm(axes, f'{"causal" if causal else "plain"}, forward{" and backward" if backward else ""}')
         chosen = [row for row in rows if (row['causal'], row['backward']) == (causal, backward)]
         _speed_panel(axes, sorted(chosen, key=lambda row: row['shape'][1]))
         _lengths(axes, lengths)
@@ -76,7 +76,7 @@ def memory(peaks: Sequence[Mapping[str, Any]]) -> Figure:
 
     figure = Figure(figsize=(5.8, 3.8), facecolor='white', layout='constrained')
     axes = figure.subplots()
-    _calm(axes, 'peak memory, forward and backward')
+    calm(axes, 'peak memory, forward and backward')
     axes.set_yscale('log', base=2)
     lengths = sorted({peak['shape'][1] for peak in peaks})
     largest = {name: number for peak in peaks for name, number in sorted(peak['bytes'].items())}
@@ -104,12 +104,3 @@ def _lengths(axes: Axes, lengths: Sequence[int]) -> None:
     axes.set_xscale('log', base=2)
     axes.set_xticks(lengths, [f'{T:,}' if T % 1024 else f'{T // 1024}k' for T in lengths])
     axes.minorticks_off()
-
-
-def _calm(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc='left', fontsize=9, color=INK, fontfamily=FONT)
-    axes.grid(color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=8, labelcolor=QUIET, length=0, labelfontfamily=FONT)
-    for side, spine in axes.spines.items():
-        spine.set(visible=side == 'bottom', color=QUIET, linewidth=0.6)

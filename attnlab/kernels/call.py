@@ -115,8 +115,13 @@ def _check_pairs(name: str, x: Array | None, kind: str, shape: tuple[int, int, i
 
 
 def check_dropout(rate: float, rng: Any) -> None:
-    """Raises ValueError for a rate outside [0, 1), NaN included, and for a rate without a key to draw from."""
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f'dropout_rate is {rate}; expected 0 <= rate < 1')
+    """Raises ValueError for a rate that is none, and for one without a key to draw from."""
+    check_rate(rate)
     if rate > 0.0 and rng is None:
         raise ValueError(f"dropout_rate is {rate}, dropout_rng is None; pass a key (in Flax: rngs={{'dropout': key}})")
+
+
+def check_rate(rate: float) -> None:
+    """Raises ValueError for a dropout rate outside [0, 1), NaN included."""
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f'dropout_rate is {rate}; expected 0 <= rate < 1')

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from attnlab.kernels.masks import Visibility, as_array
+
 HIDDEN, PARTIAL, FULL = 0, 1, 2
 
 
@@ -87,26 +89,22 @@ def _extremes(numbers: Int[Array, ' L'] | None, length: int, block: int) -> tupl
 def allowed(
     grid: Grid, rules: Rules, is_causal: bool, window: tuple[int, int] | None, i: Int[Array, ''], j: Int[Array, '']
 ) -> Bool[Array, '#K #G #queries #keys']:
-    """`masks.as_array` for the tile of query block i and key block j alone."""
-    row, column = (i * grid.queries + jnp.arange(grid.queries))[:, None], (j * grid.keys + jnp.arange(grid.keys))[None]
+    """`masks.as_array` for the tile of query block i and key block j alone, as if there were no other."""
     query, key = positions(grid, rules, i, j)
-    both = jnp.ones((1, 1), bool)
-    if (length := rules.query_seq_lengths) is not None:
-        both = both & (row < length)
-    if (length := rules.key_value_seq_lengths) is not None:
-        both = both & (column < length)
-    if rules.query_segment_ids is not None and rules.key_segment_ids is not None:
-        queries = cut(rules.query_segment_ids, 0, i, grid.queries)
-        both = both & (queries[:, None] == cut(rules.key_segment_ids, 0, j, grid.keys)[None])
-    if is_causal:
-        past = key <= query
-        if (length := rules.prefix_lengths) is not None:
-            past = past | (column < length)
-        both = both & past
-    if window is not None:
-        both = both & (key >= query - window[0]) & (key <= query + window[1])
-    both = both[None, None]
-    return both if rules.mask is None else both & cut_pairs(grid, rules.mask, i, j)
+    queries, keys = i * grid.queries, j * grid.keys
+    rest = lambda length, before: None if length is None else (length - before)[None]
+    piece = lambda ids, block, size: None if ids is None else cut(ids, 0, block, size)[None]
+    mask = None if rules.mask is None else cut_pairs(grid, rules.mask, i, j)
+    array = as_array(
+        Visibility(
+            None if mask is None else mask.reshape(1, -1, *mask.shape[2:]),
+            rest(rules.query_seq_lengths, queries), rest(rules.key_value_seq_lengths, keys), query.T, key,
+            piece(rules.query_segment_ids, i, grid.queries), piece(rules.key_segment_ids, j, grid.keys),
+            rest(rules.prefix_lengths, keys), is_causal, window,
+        ), grid.queries, grid.keys,
+    )  # fmt: skip
+    assert array is not None  # without any rule nobody asks
+    return array.reshape(*((1, 1) if mask is None else mask.shape[:2]), *array.shape[2:])
 
 
 def positions(grid: Grid, rules: Rules, i: Int[Array, ''], j: Int[Array, '']) -> tuple[Array, Array]:

@@ -11,6 +11,8 @@ import numpy as np
 from flax.linen.linear import default_kernel_init
 from jaxtyping import Array, Float
 
+from attnlab.kernels.call import check_rate
+
 Host = Array | np.ndarray
 
 
@@ -95,8 +97,7 @@ def check_fields(kind: str, features: int | None, rate: float) -> None:
     _check_kind(kind)
     if features is not None and features < 1:
         raise ValueError(f'features is {features}; expected a positive number')
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f'dropout_rate is {rate}; expected 0 <= rate < 1')
+    check_rate(rate)
 
 
 def _check_kind(kind: str) -> None:

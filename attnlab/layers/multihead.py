@@ -15,6 +15,7 @@ from flax.linen.linear import default_kernel_init
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attnlab.kernels.attention import dot_product_attention
+from attnlab.kernels.call import check_rate
 from attnlab.kernels.masks import Visibility
 from attnlab.kernels.norms import l2_norm, rms_norm
 from attnlab.kernels.positions import alibi_slopes
@@ -277,8 +278,7 @@ def _positions(mask: Host | Visibility | None, positions: Host | None, T: int, S
 
 def _rate(rate: float, deterministic: bool) -> float:
     """The rate to drop at.  One out of range is refused even where nothing is dropped."""
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f'dropout_rate is {rate}; expected 0 <= rate < 1')
+    check_rate(rate)
     return 0.0 if deterministic else rate
 
 

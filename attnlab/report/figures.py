@@ -32,7 +32,7 @@ def curves(runs: Mapping[str, Sequence[Mapping]]) -> Figure:
     panels = [key for key in ('loss', 'bleu') if any(line[3] == key for line in lines)] or ['loss']
     figure = Figure(figsize=(3.9 * len(panels), 2.7), facecolor='white', layout='constrained')
     for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
-        _calm(axes, {'loss': 'loss per token', 'bleu': 'validation BLEU'}[panel])
+        calm(axes, {'loss': 'loss per token', 'bleu': 'validation BLEU'}[panel])
         axes.set_xlabel('step', fontsize=8, color=QUIET, fontfamily=FONT)
         for name, colour, split, key, points in lines:
             if key == panel:
@@ -57,7 +57,7 @@ def by_length(runs: Mapping[str, Sequence[Mapping]]) -> Figure:
     figure = Figure(figsize=(max(3.2, 1.4 + len(edges) * max(0.75, 0.42 * len(runs))), 2.7), facecolor='white',
                     layout='constrained')
     axes = figure.subplots()
-    _calm(axes, 'BLEU')
+    calm(axes, 'BLEU')
     axes.grid(visible=False, axis='x')
     wide = min(0.5, 0.76 / max(1, len(runs)))
     for index, ((name, rows), colour) in enumerate(zip(runs.items(), _colours(len(runs)), strict=True)):
@@ -86,7 +86,8 @@ def _colours(count: int) -> list[str]:
     return [COLOURS[index % len(COLOURS)] for index in range(count)]
 
 
-def _calm(axes: Axes, title: str) -> None:
+def calm(axes: Axes, title: str) -> None:
+    """A title at the left, faint lines behind the data, and no frame but the bottom."""
     axes.set_title(title, loc='left', fontsize=9, color=INK, fontfamily=FONT)
     axes.grid(color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)

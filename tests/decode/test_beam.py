@@ -11,8 +11,8 @@ import pytest
 from attnlab.decode.beam import beam_search
 from attnlab.decode.greedy import greedy
 from attnlab.errors import UserError
+from tests.quick import QUICK
 
-QUICK = {'xla_backend_optimization_level': 0, 'xla_cpu_use_fusion_emitters': False}
 a, b, E = 0, 1, 2
 
 

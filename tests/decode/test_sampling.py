@@ -12,9 +12,9 @@ from attnlab.decode import sampling
 from attnlab.decode.greedy import greedy
 from attnlab.decode.sampling import sample
 from attnlab.errors import UserError
+from tests.quick import QUICK
 
 V, BOS, EOS = 6, 2, 3
-QUICK = {'xla_backend_optimization_level': 0, 'xla_cpu_use_fusion_emitters': False}
 keep_top_k = jax.jit(sampling.keep_top_k, static_argnums=1, compiler_options=QUICK)
 keep_top_p = jax.jit(sampling.keep_top_p, static_argnums=1, compiler_options=QUICK)
 

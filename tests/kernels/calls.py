@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.quick import QUICK
+
 B, T, S, N, K, H = 2, 4, 5, 4, 2, 3
 
 
@@ -14,10 +16,6 @@ def arrays(dtype='float32', T=T, S=S, seed=0):
     random = np.random.default_rng(seed)
     shapes = (B, T, N, H), (B, S, K, H), (B, S, K, H)
     return tuple(jnp.asarray(random.normal(size=shape), dtype) for shape in shapes)
-
-
-QUICK = {'xla_backend_optimization_level': 0, 'xla_cpu_use_fusion_emitters': False}
-"""Compiles in a fifth of the time, which is nearly all that these tests take."""
 
 
 @functools.cache

@@ -9,11 +9,9 @@ import numpy as np
 from attnlab import dot_product_attention
 from tests.kernels import oracle
 from tests.kernels.combinations import spoil
+from tests.quick import QUICK
 
 B, N, K, H, Hv = 2, 4, 2, 12, 20
-
-QUICK = {'xla_backend_optimization_level': 0, 'xla_cpu_use_fusion_emitters': False}
-"""Compiles in a fifth of the time."""
 
 
 def shapes(T, S, dtype):

@@ -17,6 +17,7 @@ from attnlab.kernels import dropout
 from attnlab.kernels.masks import Visibility, prefix
 from tests.kernels import combinations, oracle
 from tests.kernels.combinations import combination, fill, spoil
+from tests.quick import QUICK
 
 REFUSED = {'dense': {'block_sizes': (16, 32)}, 'blockwise': {'return_weights': True}}
 """The implementations that run on every device, and what each says that it cannot serve."""
@@ -27,9 +28,6 @@ SAMPLE = (
     264, 322, 356, 367, 374, 393, 394, 402, 409, 418,
 )  # fmt: skip
 """Few that have some of everything, as a test below asserts."""
-
-QUICK = {'xla_backend_optimization_level': 0, 'xla_cpu_use_fusion_emitters': False}
-"""Compiles in a fifth of the time, which is nearly all that the grid takes; every 16th call is compiled as ever."""
 
 
 def called(seeds):

@@ -10,7 +10,7 @@ import pytest
 
 from attnlab import dot_product_attention
 from attnlab.kernels.masks import padding, segments
-from tests.kernels.calls import QUICK
+from tests.quick import QUICK
 
 T, S, N, K, H, DEVICES = 5, 6, 4, 2, 3, 2
 IMPLEMENTATIONS = {'dense': None, 'blockwise': (2, 4)}  # and the sizes of its blocks

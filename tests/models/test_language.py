@@ -12,7 +12,7 @@ from attnlab.kernels.masks import packed, restarting, segments
 from attnlab.layers import Rotary
 from attnlab.layers.block import Recipe
 from attnlab.models.language import LanguageModel
-from tests.kernels.calls import QUICK
+from tests.quick import QUICK
 
 V, D, T, L = 11, 8, 6, 2
 PLAIN = Recipe(heads=2)
