@@ -86,9 +86,9 @@ def _eval(given: argparse.Namespace) -> None:
     from attnlab.report import page, screen
     from attnlab.train import run
 
-    split = given.split or 'test'
-    print(screen.scores(run.evaluate(workdir, split)))
-    print(f'page: {page.align_page(workdir, split)}')
+    split, scores = run.evaluate(workdir, given.split)
+    print(screen.scores(scores))
+    print(f'page: {page.run_page(workdir, split)}')
 
 
 def _translate(given: argparse.Namespace) -> None:
@@ -102,9 +102,64 @@ def _translate(given: argparse.Namespace) -> None:
     from attnlab import tasks
     from attnlab.train import run
 
+    translate = tasks.able(run.config(workdir), 'translate')
     loaded = run.load(workdir)
-    kind = tasks.module(loaded.config)
-    kind.translate(loaded.config, workdir, loaded.params, sentences, joined=given.joined)
+    translate(loaded.config, workdir, loaded.params, sentences, joined=given.joined)
+
+
+def _generate(given: argparse.Namespace) -> None:
+    workdir = _run_directory(given.workdir)
+    numbers = {name: _number(name, getattr(given, name), kind) for name, kind in _GENERATED.items()}
+
+    _prepare()
+    from attnlab import tasks
+    from attnlab.train import run
+
+    generate = tasks.able(run.config(workdir), 'generate')
+    loaded = run.load(workdir)
+    chosen = {name: number for name, number in numbers.items() if number is not None}
+    generate(loaded.config, workdir, loaded.params, given.prompt or '', **chosen)
+
+
+_GENERATED = {'tokens': int, 'samples': int, 'seed': int, 'temperature': float, 'top_k': int, 'top_p': float}
+
+
+def _attend(given: argparse.Namespace) -> None:
+    workdir = _run_directory(given.workdir)
+    layer, head = (_number(name, getattr(given, name), int) for name in ('layer', 'head'))
+    texts = given.words
+    if not texts or not all(text.strip() for text in texts):
+        raise UserError('attend expects a text in quotes, or several')
+
+    _prepare()
+    from attnlab import tasks
+    from attnlab.train import run
+
+    attend = tasks.able(run.config(workdir), 'attend')
+    loaded = run.load(workdir)
+    attend(loaded.config, workdir, loaded.params, texts, layer=layer, head=head)
+
+
+def _count(given: argparse.Namespace) -> None:
+    from attnlab import config as configs
+
+    config = configs.load(given.config, given.overrides)
+
+    _prepare()
+    from attnlab.train import count
+
+    print(count.table(*count.count(config)))
+
+
+def _number(name: str, text: str | None, kind: type) -> Any:
+    """The value of a flag, None where it is not given."""
+    if text is None:
+        return None
+    try:
+        return kind(text)
+    except ValueError:
+        expected = 'a whole number' if kind is int else 'a number'
+        raise UserError(f'--{name} expects {expected}, got {text!r}') from None
 
 
 def _aer(given: argparse.Namespace) -> None:
@@ -126,7 +181,7 @@ def _bench(given: argparse.Namespace) -> None:
         importlib.import_module(f'attnlab.bench.{name}').main()
 
 
-_BENCHES = ('seq2seq', 'attention')
+_BENCHES = ('seq2seq', 'attention', 'lm')
 
 
 @dataclass(frozen=True)
@@ -163,7 +218,7 @@ _COMMANDS = {
         'scores a run, every example once',
         (
             _A_RUN,
-            _Flag('split', 'NAME', 'which split of its data (default: test)'),
+            _Flag('split', 'NAME', 'which split of its data (default: test, or valid where there is none)'),
         ),
     ),
     'translate': _Command(
@@ -171,6 +226,36 @@ _COMMANDS = {
         'prints the French and draws its alignment; sentences also come from a pipe, one a line',
         (_A_RUN, _Flag('joined', '', 'draw words, not sub-words')),
         words='SENTENCE',
+    ),
+    'generate': _Command(
+        _generate,
+        'lets a language model go on from a prompt',
+        (
+            _A_RUN,
+            _Flag('prompt', 'TEXT', 'what it goes on from'),
+            _Flag('tokens', 'N', 'how many to add at most (default: 200)'),
+            _Flag('samples', 'N', 'how many texts (default: 1)'),
+            _Flag('seed', 'N', 'of the draws (default: 0)'),
+            _Flag('temperature', 'X', '0 takes the likeliest token (default: 1)'),
+            _Flag('top_k', 'K', 'draws from the K likeliest tokens only'),
+            _Flag('top_p', 'P', 'draws from the likeliest tokens that have probability P together'),
+        ),
+    ),
+    'attend': _Command(
+        _attend,
+        'draws the attention of every layer and head over a text',
+        (
+            _A_RUN,
+            _Flag('layer', 'N', 'draw this layer alone, from 1'),
+            _Flag('head', 'N', 'draw this head alone, from 1'),
+        ),
+        words='TEXT',
+    ),
+    'count': _Command(
+        _count,
+        'parameters, FLOP and memory of a config, layer by layer, with nothing allocated',
+        (_Flag('config', 'FILE[:ARG]', 'experiment file with get_config(arg), and its argument', needed=True),),
+        overrides=True,
     ),
     'aer': _Command(
         _aer,
@@ -202,6 +287,9 @@ examples:
   attnlab train --config=experiments/align/grammar_gru.py --workdir=runs/big --config.model.hidden=512
   attnlab eval --workdir=runs/grammar --split=test
   attnlab translate --workdir=runs/grammar "The black cat sleeps."
+  attnlab train --config=experiments/language/shakespeare_char.py --workdir=runs/shakespeare
+  attnlab generate --workdir=runs/shakespeare --prompt="ROMEO:" --temperature=0.8
+  attnlab count --config=experiments/language/gpt3_175b.py
   attnlab aer --gold=gold.naacl --links=aligner.pharaoh"""
 
 

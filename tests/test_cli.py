@@ -62,14 +62,16 @@ def calls(monkeypatch):
     import attnlab.train
 
     run = types.SimpleNamespace(config='the config', workdir=Path('runs/one'), params='the parameters')
-    stub('attnlab.train.run', train={'step': 9, 'bleu': 12.5}, evaluate=SCORES, load=run)
-    stub('attnlab.report.page', align_page='runs/one/report.html')
+    trained, scored = {'step': 9, 'bleu': 12.5}, ('valid', SCORES)
+    stub('attnlab.train.run', train=trained, evaluate=scored, config='the config', load=run)
+    stub('attnlab.report.page', run_page='runs/one/report.html')
     task = types.SimpleNamespace(translate=recorder('translate', None))
     monkeypatch.setattr('attnlab.tasks.module', lambda config: task)
     stub('attnlab.data.alignments', aer=Scores(0.125, 0.5, 1.0))
     stub('attnlab.bench', __path__=[])
     stub('attnlab.bench.seq2seq', main=None)
     stub('attnlab.bench.attention', main=None)
+    stub('attnlab.bench.lm', main=None)
     return found
 
 
@@ -173,7 +175,7 @@ def test_eval(calls, capsys):
     assert cli.main(['eval', '--split=valid', '--workdir', 'runs/one']) == 0
     one = Path('runs/one')
     assert calls == [
-        (name, (one, split), {}) for split in ('test', 'valid') for name in ('evaluate', 'align_page')
+        call for given in (None, 'valid') for call in (('evaluate', (one, given), {}), ('run_page', (one, 'valid'), {}))
     ]
     assert capsys.readouterr().out.splitlines()[:3] == [
         'bleu                12.5000  nrefs:1',
@@ -258,7 +260,7 @@ def test_aer_refuses(capsys):
 def test_bench(calls, capsys):
     assert cli.main(['bench', 'seq2seq']) == 0
     assert cli.main(['bench']) == 0
-    assert calls == [('main', (), {})] * 3
+    assert calls == [('main', (), {})] * 4
     assert refused(capsys, 'bench', 'seq2sec') == "there is no bench 'seq2sec'; did you mean seq2seq?"
     assert 'bench takes one of seq2seq' in refused(capsys, 'bench', 'seq2seq', 'seq2seq')
 

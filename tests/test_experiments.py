@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import pytest
 from ml_collections import ConfigDict
 
@@ -10,7 +11,12 @@ from attnlab.train import run
 from tests.tasks.conftest import TINY
 
 EXPERIMENTS = sorted(str(path) for path in Path('experiments').rglob('*.py'))
-SMALL = {key: value for key, value in TINY.items() if not key.startswith('data.')} | {'train.duration': '2 steps'}
+TRAIN = {key: value for key, value in TINY.items() if key.startswith('train.')} | {'train.duration': '2 steps'}
+RECURRENT = {key: value for key, value in TINY.items() if key.startswith('model.')}
+TRANSFORMER = {
+    'model.layers': '1', 'model.width': '16', 'model.heads': '2', 'model.context': '32', 'train.accumulate': '1',
+}  # fmt: skip
+BIG = ('gpt', 'llama', 'mixtral', 'base', 'big')  # no other code than the small ones
 TEXT = [('the cat sleeps.', 'le chat dort.'), ('the dog sings.', 'le chien chante.')] * 10
 
 
@@ -27,19 +33,31 @@ def write_corpus(folder):
 
 
 def overrides(name, folder):
-    """An experiment cut down to seconds, on a corpus in `folder` where it has none of its own."""
+    """An experiment cut down to seconds, on a text or a corpus in `folder` where it has none of its own."""
+    more = TRAIN | {'optimizer.warmup': '2 steps'} | (RECURRENT if 'gru' in name else TRANSFORMER)
+    if 'language' in name:
+        (folder / 'input.txt').write_text('\n\n'.join(pair[0] for pair in TEXT))
+        where = {'data.folder': str(folder)} if 'shakespeare' in name else {
+            'data.path': str(folder / 'input.txt'), 'data.vocabulary_size': '300'}
+        kinds = {'model.kv_heads': '1', 'model.mlp_width': '0'} if 'mixtral' in name else {'model.mlp_width': '0'}
+        return list((more | where | kinds).items())
     data = {'data.widths': '12,20', 'data.vocabulary_size': '400'}
     if 'grammar' in name:
         data |= {key: value for key, value in TINY.items() if key.startswith('data.')}
-    elif 'files' in name:
+    elif 'multi30k' in name:
+        data['data.folder'] = str(folder)
+    else:
         data |= {f'data.{split}': str(folder / file) for split, file in
                  (('train', 'train'), ('valid', 'val'), ('test', 'test_2016_flickr'))}
-    else:
-        data['data.folder'] = str(folder)
-    return list((SMALL | data).items())
+    if 'gru' not in name:
+        more |= {'model.alignment_layer': '1', 'model.mlp_width': '0'}
+    return list((more | data).items())
 
 
-@pytest.mark.parametrize('experiment', EXPERIMENTS)
+@pytest.mark.parametrize(
+    'experiment',
+    [pytest.param(name, marks=[pytest.mark.slow] if any(word in name for word in BIG) else []) for name in EXPERIMENTS],
+)
 def test_every_field_is_read(experiment, tmp_path, monkeypatch):
     write_corpus(tmp_path)
     config = configs.load(experiment, overrides(experiment, tmp_path))
@@ -59,7 +77,7 @@ def test_every_field_is_read(experiment, tmp_path, monkeypatch):
     kind = run.tasks.module(config)
     run.train(config, tmp_path / 'run')
     init = kind.init(config, tmp_path / 'run')
-    kind.evaluate(config, tmp_path / 'run', init(run.jax.random.key(0)), 'test')
+    kind.evaluate(config, tmp_path / 'run', init(jax.random.key(0)), kind.SPLIT)
     assert everything - read == set()
 
 

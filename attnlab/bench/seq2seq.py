@@ -108,7 +108,7 @@ def check(model: RecurrentSeq2Seq, params: Any, other: Any, arrays: tuple[np.nda
 def trainer(model: RecurrentSeq2Seq, params: Any, arrays: tuple[np.ndarray, ...]) -> Callable[[], float]:
     """A function that trains by one step of the loop on (source, inputs, labels) and returns the loss before it."""
     optimize = optimizer.build(
-        ConfigDict(dict(name='adam', learning_rate=RATE, clip=CLIP, weight_decay=0.0)), lambda step: RATE
+        ConfigDict(dict(name='adam', b2=0.999, learning_rate=RATE, clip=CLIP, weight_decay=0.0)), lambda step: RATE
     )
 
     def loss(params: Any, batch: Any, rng: jax.Array) -> Any:

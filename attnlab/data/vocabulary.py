@@ -109,13 +109,22 @@ def build(kind: str, lines: Iterable[str], size: int, language: str) -> Vocabula
 
     Words: the most frequent, equally frequent ones in the order of their code points.  Sub-words: byte-pair encoding.
     """
+    return build_shared(kind, [(lines, language)], size)
+
+
+def build_shared(kind: str, texts: Sequence[tuple[Iterable[str], str]], size: int) -> Vocabulary:
+    """`build` from the lines of several languages, (lines, language) each; it encodes the first one.
+
+    `dataclasses.replace(..., language=other)` encodes another with the same ids.
+    """
     if kind not in KINDS:
         raise UserError(f'vocabulary {kind!r}: expected one of {", ".join(KINDS)}')
     if size <= len(SPECIAL):
         raise UserError(f'vocabulary size {size}: expected at least {len(SPECIAL) + 1}')
-    words = [tokenise(normalise(line, language)) for line in lines]
+    words = [tokenise(normalise(line, language)) for lines, language in texts for line in lines]
     if not any(words):
         raise UserError('no text to build a vocabulary from')
+    language = texts[0][1]
     if kind == 'words':
         counts = Counter(word for line in words for word in line)
         ranked = sorted(counts, key=lambda word: (-counts[word], word))

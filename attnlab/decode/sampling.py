@@ -31,12 +31,15 @@ def sample(
     *,
     rng: PRNGKeyArray | UInt32[Array, '...'],
     limit: int,
+    stop: int | Int[Array, ''] | None = None,
     end: int | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Sampled:
     """Tokens drawn from softmax(logits / temperature), until each row has said `end` or `limit` tokens.
+
+    `stop` tokens are enough if given, a number that may differ from call to call of one compiled program.
 
     `first` is what the first step is fed, such as BOS or the last token of a prompt; it is not among the tokens.
     Filters apply in the order temperature, `keep_top_k`, `keep_top_p`: p is of the probability that the first two
@@ -59,6 +62,7 @@ def sample(
         _check_top_p(top_p)
     first = jnp.asarray(first, jnp.int32)
     keys = _row_keys(rng, first)
+    enough = limit if stop is None else jnp.minimum(limit, stop)
 
     def choose(t, logits):
         if temperature == 0:
@@ -74,7 +78,7 @@ def sample(
 
     def unfinished(carry):
         t, _, _, done, _, _ = carry
-        return (t < limit) & ~jnp.all(done)
+        return (t < enough) & ~jnp.all(done)
 
     def advance(carry):
         t, state, previous, done, tokens, lengths = carry

@@ -67,6 +67,11 @@ class MultiHeadAttention(nn.Module):
     dtype: of the computation, that of inputs and parameters if None.  param_dtype, kernel_init, bias_init: as in flax.
     out_init: of the kernel of `out`; `kernel_init` if None.
     implementation: as in `attnlab.dot_product_attention`.
+    slots: S, how many tokens the collection `cache` holds; 0 for none.  Then self-attention is from tokens at
+      `query_positions` of the rules, each of which is also its slot, to all that the cache holds after them; one whose
+      position is negative or from S on is not kept.  Attention to `keys` projects them in the first call alone.
+
+    Where the collection `intermediates` is mutable, the weights are sown there as `attention_weights` [B, N, T, S].
     """
 
     heads: int
@@ -85,6 +90,7 @@ class MultiHeadAttention(nn.Module):
     out_init: Callable[..., Array] | None = None
     bias_init: Callable[..., Array] = nn.initializers.zeros
     implementation: str | tuple[str, ...] | None = None
+    slots: int = 0
 
     @nn.compact
     def __call__(
@@ -126,48 +132,81 @@ class MultiHeadAttention(nn.Module):
             nn.DenseGeneral, use_bias=self.use_bias, dtype=self.dtype, param_dtype=self.param_dtype,
             kernel_init=self.kernel_init, bias_init=self.bias_init,
         )  # fmt: skip
-        memory = queries if keys is None else keys
-        query = dense((N, H), name='query')(queries)
-        key, value = dense((K, H), name='key')(memory), dense((K, H), name='value')(memory)
-        query, key, scale = self._normed(query, key)
+        query, scale = self._normed(dense((N, H), name='query')(queries), 'query')
+        here, there = _positions(mask, positions)
         if self.rotary is not None:
-            here, there = _positions(mask, positions, query.shape[1], key.shape[1])
-            query, key = self.rotary(query, here), self.rotary(key, there)
+            query = self.rotary(query, jnp.arange(query.shape[1]) if here is None else here)
+
+        def project(memory: Host, at: Host | None) -> tuple[Array, Array]:
+            key, _ = self._normed(dense((K, H), name='key')(memory), 'key')
+            if self.rotary is not None:
+                key = self.rotary(key, jnp.arange(key.shape[1]) if at is None else at)
+            return key, dense((K, H), name='value')(memory)
+
+        if keys is not None:
+            key, value = self._once(functools.partial(project, keys, there))
+        elif self.slots:
+            key, value = self._remembered(*project(queries, here), here)
+        else:
+            key, value = project(queries, there)
         rate = _rate(self.dropout_rate, deterministic)
         # Without the stream flax would draw from that of the parameters, if there is one.
         draws = rate > 0.0 and (self.has_rng('dropout') or self.is_initializing())
+        sown = self.is_mutable_collection('intermediates') and not self.is_initializing()
         attended = dot_product_attention(
             query, key, value, bias, mask, scale=scale, query_positions=positions, key_positions=positions,
             sinks=self.param('sinks', nn.initializers.zeros, (N,), self.param_dtype) if self.sinks else None,
             alibi_slopes=alibi_slopes(N) if self.alibi else None,
             dropout_rate=rate, dropout_rng=self.make_rng('dropout') if draws else None,
-            implementation=_with_weights(self.implementation) if return_weights else self.implementation,
-            return_weights=return_weights,
+            implementation=_with_weights(self.implementation) if return_weights or sown else self.implementation,
+            return_weights=return_weights or sown,
         )  # fmt: skip
         output, weights = _parts(attended)
+        if sown:
+            self.sow('intermediates', 'attention_weights', weights)
         out_features = queries.shape[-1] if self.out_features is None else self.out_features
         output = dense(out_features, axis=(-2, -1), name='out', kernel_init=self.out_init or self.kernel_init)(output)
-        return output if weights is None else (output, weights)
+        return (output, weights) if return_weights and weights is not None else output
 
     @property
     def _kv_heads(self) -> int:
         return self.heads if self.kv_heads is None else self.kv_heads
 
-    def _normed(self, query: Array, key: Array) -> tuple[Array, Array, float | None]:
-        """Queries and keys after their norm, and the scale of their product."""
+    def _normed(self, x: Array, name: Literal['query', 'key']) -> tuple[Array, float | None]:
+        """Queries or keys after their norm, and the scale of their product."""
         match self.qk_norm:
             case None:
-                return query, key, None
+                return x, None
             case 'rms':
-                query = HeadNorm(self.param_dtype, name='query_norm')(query)
-                return query, HeadNorm(self.param_dtype, name='key_norm')(key), None
+                return HeadNorm(self.param_dtype, name=f'{name}_norm')(x), None
             case 'l2':
-                start = nn.initializers.constant(math.sqrt(query.shape[-1]))
+                if name == 'key':
+                    return l2_norm(x), 1.0
+                start = nn.initializers.constant(math.sqrt(x.shape[-1]))
                 scale = self.param('qk_scale', start, (), self.param_dtype)
                 # Into the queries, as some implementations take no scale that is learned.
-                return (l2_norm(query) * scale).astype(query.dtype), l2_norm(key), 1.0
+                return (l2_norm(x) * scale).astype(x.dtype), 1.0
             case _:
                 raise ValueError(f"qk_norm is {self.qk_norm!r}; expected 'l2', 'rms' or None")
+
+    def _once(self, project: Callable[[], tuple[Array, Array]]) -> tuple[Array, Array]:
+        """Keys and values of a memory that all calls attend to: with a cache, as they were in the first one."""
+        return self.variable('cache', 'cached_memory', project).value if self.slots else project()
+
+    def _remembered(self, key: Array, value: Array, at: Host | None) -> tuple[Array, Array]:
+        """All keys and values up to these [B, S, K, H], which go into the slots `at` [B, T]."""
+        if at is None:
+            raise ValueError('a cache needs to know where queries stand; expected query_positions in the rules of mask')
+        slots = jnp.where(jnp.asarray(at) < 0, self.slots, at)  # a negative one would count from the end
+        row = jnp.arange(key.shape[0])[:, None]
+
+        def kept(name: str, new: Array) -> Array:
+            shape = (new.shape[0], self.slots, *new.shape[2:])
+            stored = self.variable('cache', name, jnp.zeros, shape, new.dtype)
+            stored.value = stored.value.at[row, slots].set(new, mode='drop')
+            return stored.value
+
+        return kept('cached_key', key), kept('cached_value', value)
 
     def _check(self, queries: Host, keys: Host | None) -> None:
         """Raises ValueError for heads and widths that make no head, and for inputs of another rank or batch."""
@@ -267,13 +306,11 @@ def _one_batch_axis(name: str, x: Host | None, lead: tuple[int, ...]) -> Array |
     return x.reshape(math.prod(x.shape[: len(lead)]), *pairs)
 
 
-def _positions(mask: Host | Visibility | None, positions: Host | None, T: int, S: int) -> tuple[Host, Host]:
-    """Where queries and keys stand: as given, as the rules say, or at their row and column numbers."""
+def _positions(mask: Host | Visibility | None, positions: Host | None) -> tuple[Host | None, Host | None]:
+    """Where queries and keys stand, as given or as the rules say; None for their row and column numbers."""
     if positions is not None:
         return positions, positions
-    rules = mask if isinstance(mask, Visibility) else Visibility()
-    here, there = rules.query_positions, rules.key_positions
-    return jnp.arange(T) if here is None else here, jnp.arange(S) if there is None else there
+    return (mask.query_positions, mask.key_positions) if isinstance(mask, Visibility) else (None, None)
 
 
 def _rate(rate: float, deterministic: bool) -> float:

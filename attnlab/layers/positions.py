@@ -1,15 +1,20 @@
-"""Learned positions: a row of a table each, and T5's bias of distances.
+"""Positions in a model: what is added to embeddings, T5's bias of distances, and those that go on with a cache.
 
 Positions without parameters are functions: `attnlab.kernels.positions`, `attnlab.kernels.rotary`.
 """
+
+from typing import Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from attnlab.kernels.positions import relative_buckets
+from attnlab.kernels.masks import Visibility, causal
+from attnlab.kernels.positions import relative_buckets, sinusoidal
+
+Added = Literal['learned', 'sinusoidal', 'none']
 
 
 class LearnedPositions(nn.Module):
@@ -45,6 +50,51 @@ class LearnedPositions(nn.Module):
         if not jnp.issubdtype(positions.dtype, jnp.integer):
             raise ValueError(f'positions have dtype {positions.dtype}; expected integers')
         return table.at[positions].get(mode='fill', fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+class AddedPositions(nn.Module):
+    """Embeddings with their positions: 'learned' (a table `positions` of `size` rows), 'sinusoidal', or 'none'.
+
+    size: how many there are; only learned ones end there.
+    """
+
+    kind: Added
+    size: int
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, 'B T D'], at: Int[Array, '#B T'] | None = None
+    ) -> Float[Array, 'B T D']:
+        """x [B, T, D] with the codes of positions `at` [B, T], the places in the row if None.
+
+        Raises:
+          ValueError: for a kind that is none, and for rows longer than `size` where positions are learned.
+        """
+        T, D = x.shape[1:]
+        match self.kind:
+            case 'learned':
+                table = LearnedPositions(self.size, D, name='positions')
+                return x + (table(T)[None] if at is None else table(at))
+            case 'sinusoidal':
+                return x + sinusoidal(jnp.arange(T)[None] if at is None else at, D)
+            case 'none':
+                return x
+            case other:
+                raise ValueError(f"positions is {other!r}; expected 'learned', 'sinusoidal' or 'none'")
+
+
+class Past(nn.Module):
+    """Where the tokens of a call stand behind those of earlier ones, whose number is `length` [B] in `cache`."""
+
+    slots: int
+
+    @nn.compact
+    def __call__(self, real: Bool[Array, 'B T']) -> Visibility:
+        """Causality from the positions of real tokens (-1 for padding) to the slots of the cache."""
+        length = self.variable('cache', 'length', jnp.zeros, real.shape[:1], jnp.int32)
+        at = jnp.where(real, length.value[:, None] + jnp.cumsum(real, axis=1) - 1, -1)
+        length.value = length.value + jnp.sum(real, axis=1)
+        return causal(at, jnp.arange(self.slots)[None])
 
 
 class RelativeBias(nn.Module):

@@ -83,23 +83,34 @@ class Recurrent(nn.Module):
 
     @nn.compact
     def __call__(
-        self, inputs: Float[Array, 'B S I'], mask: Bool[Array, 'B S']
-    ) -> tuple[Float[Array, 'B S D'], Float[Array, 'B D']]:
-        """inputs [B, S, I], mask [B, S] True on tokens: the outputs [B, S, D] and the last one [B, D]."""
+        self,
+        inputs: Float[Array, 'B S I'],
+        mask: Bool[Array, 'B S'],
+        state: State | None = None,
+        starts: Bool[Array, 'B S'] | None = None,
+    ) -> tuple[Float[Array, 'B S D'], State]:
+        """The outputs [B, S, D] and the state after the last token.
+
+        mask: [B, S], True on tokens.  state: the one before the first token; zeros if None.
+        starts: [B, S], True on tokens before which the state is that first one again.
+        """
+        zeros = state_from(self.kind, jnp.zeros((inputs.shape[0], self.features), inputs.dtype))
+        first = zeros if state is None else state
+        choose = lambda at, one, other: jax.tree.map(lambda x, y: jnp.where(at[:, None], x, y), one, other)
 
         def step(cell, state, x):
-            inputs, mask = x
-            after = cell(state, inputs)
-            state = jax.tree.map(lambda new, old: jnp.where(mask[:, None], new, old), after, state)
+            inputs, mask, *starts = x
+            before = choose(starts[0], first, state) if starts else state
+            state = choose(mask, cell(before, inputs), before)
             return state, output_of(state)
 
         scan = nn.scan(
             step, variable_broadcast='params', split_rngs={'params': False},
             in_axes=1, out_axes=1, reverse=self.reverse,
         )  # fmt: skip
-        zeros = state_from(self.kind, jnp.zeros((inputs.shape[0], self.features), inputs.dtype))
-        last, outputs = scan(Cell(self.kind, self.features, name='cell'), zeros, (inputs, mask))
-        return outputs, output_of(last)
+        along = (inputs, mask) if starts is None else (inputs, mask, starts)
+        last, outputs = scan(Cell(self.kind, self.features, name='cell'), first, along)
+        return outputs, last
 
 
 class Encoder(nn.Module):
@@ -128,5 +139,6 @@ class Encoder(nn.Module):
             directions = (self.reverse, not self.reverse) if self.bidirectional else (self.reverse,)
             names = {False: f'forward_{layer}', True: f'backward_{layer}'}
             runs = [Recurrent(self.kind, self.features, way, name=names[way])(x, mask) for way in directions]
-            x, last = (jnp.concatenate(both, axis=-1) for both in zip(*runs, strict=True))
+            x = jnp.concatenate([outputs for outputs, _ in runs], axis=-1)
+            last = jnp.concatenate([output_of(state) for _, state in runs], axis=-1)
         return x, last

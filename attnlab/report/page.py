@@ -1,4 +1,4 @@
-"""One self-contained HTML page: tiny pure functions that return markup, and the pages of alignment runs.
+"""One self-contained HTML page: tiny pure functions that return markup, and the pages of runs.
 
 Every function that takes text escapes it; what it returns is markup and is passed on as a block.  No script, no
 request to anywhere: style inline, pictures as data URIs.
@@ -35,9 +35,13 @@ SCORES = (  # key of scores-SPLIT.json, what the reader sees, format
     ('inversion_shifted', 'Inverted adjectives found, shifted by one', '{:.1%}'),
     ('loss', 'Loss per token', '{:.3f}'),
     ('perplexity', 'Perplexity', '{:.2f}'),
+    ('bits_per_character', 'Bits per character', '{:.3f}'),
     ('sentences', 'Sentences', '{:,}'),
+    ('tokens', 'Tokens', '{:,}'),
     ('parameters', 'Parameters', '{:,}'),
 )
+
+TILES = ('bleu', 'chrf', 'exact_match', 'aer_emit', 'bits_per_character')
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fbfbfa; --card: #ffffff; --ink: #1f2430; --quiet: #667080; --line: #e4e6ea;
@@ -131,8 +135,8 @@ def image(picture: bytes | Figure, alt: str, caption: str = '') -> str:
             f'src="data:image/png;base64,{base64.b64encode(data).decode()}"></figure>')
 
 
-def align_page(workdir: str | Path, split: str = 'test') -> Path:
-    """Writes WORKDIR/report.html of an alignment run and returns its path; reads nothing but the run's directory.
+def run_page(workdir: str | Path, split: str = 'test') -> Path:
+    """Writes WORKDIR/report.html of a run and returns its path; reads nothing but the run's directory.
 
     config.json         the config; shown, and its model and data fields summed up in a line
     metrics.jsonl       one record a line: {"step", "split", "loss", "bleu", ...}; may be absent
@@ -157,7 +161,7 @@ def align_page(workdir: str | Path, split: str = 'test') -> Path:
 def compare(path: str | Path, runs: Sequence[str | Path], split: str = 'test') -> Path:
     """Writes a page of two or more runs' directories beside each other, each called by its folder's name.
 
-    Reads what `align_page` reads; raises as it does, and UserError where two folders share a name.
+    Reads what `run_page` reads; raises as it does, and UserError where two folders share a name.
     """
     read = {Path(run).resolve().name: _read(Path(run), split) for run in runs}
     if len(read) < len(runs):
@@ -172,7 +176,7 @@ def _sections(runs: Mapping[str, Mapping]) -> list[str]:
     if len(runs) == 1:
         (run,) = runs.values()
         blocks.append(tiles([(label.split(',')[0], _number(run['scores'][key], form)) for key, label, form in SCORES
-                             if key in ('bleu', 'chrf', 'exact_match', 'aer_emit') and _known(run, key)]))
+                             if key in TILES and _known(run, key)]))
     sections = ['\n'.join(blocks), section('Scores', *_scores(runs))]
     bins = {name: run['scores']['by_length'] for name, run in runs.items() if run['scores'].get('by_length')}
     if bins:
@@ -276,9 +280,10 @@ def _links(gold: Mapping | None):
 def _summary(config: Mapping) -> str:
     model, data = config.get('model', {}), config.get('data', {})
     attention = model.get('attention')
-    parts = [data.get('name'), model.get('cell'),
+    parts = [data.get('name'), model.get('cell'), model.get('mixer'),
              'fixed context' if attention == 'none' else attention and f'{attention} attention',
-             model.get('hidden') and f'{model["hidden"]} hidden units', f'seed {config.get("seed")}']
+             model.get('hidden') and f'{model["hidden"]} hidden units',
+             model.get('width') and f'{model["layers"]} layers of width {model["width"]}', f'seed {config.get("seed")}']
     return ' · '.join(str(part) for part in parts if part)
 
 

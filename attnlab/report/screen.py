@@ -12,5 +12,8 @@ def scores(found: dict[str, Any]) -> str:
     for row in found.get('by_length', ()):
         words = f'{row["from"]}-{row["to"]} words'
         lines.append(f'{"bleu, " + words:<18} {row["bleu"]:8.4f}  {row["sentences"]} sentences')
-    lines.append(f'{found["sentences"]} sentences, {found["parameters"]:,} parameters, step {found["step"]}')
+    for row in found.get('aer_by_layer', ()):
+        lines.append(f'{"AER, layer " + str(row["layer"]):<18} {row["emit"]:8.4f}  shifted {row["shifted"]:.4f}')
+    what = next(f'{found[name]:,} {name}' for name in ('sentences', 'tokens') if name in found)
+    lines.append(f'{what}, {found["parameters"]:,} parameters, step {found["step"]}')
     return '\n'.join(lines)

@@ -4,10 +4,13 @@ A task is a module with
   check(config): raises UserError for values that nothing can be made of, before anything is read or written;
   build(config, workdir) -> Task: what the loop trains;
   init(config, workdir) -> (key -> parameters): of a run whose vocabularies lie in its directory;
-  evaluate(config, workdir, params, split) -> scores: of a whole split, with samples in the directory;
-and what one does with it besides, such as `translate`.
+  SPLIT, and evaluate(config, workdir, params, split) -> scores: of a whole split, with samples in the directory;
+  check_model(config), and outline(config, layers, active) -> Outline: its shapes, with so many layers in a loop or, if
+    None, as it is; active: with a dense layer of the same products in place of the experts that a token meets;
+and what one does with it besides, such as `translate`: `able` says who can.
 """
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -21,5 +24,17 @@ def module(config: Any) -> ModuleType:
             from attnlab.tasks import align
 
             return align
+        case 'language':
+            from attnlab.tasks import language
+
+            return language
         case name:
-            raise UserError(f"task is {name!r}; expected 'align'")
+            raise UserError(f"task is {name!r}; expected 'align' or 'language'")
+
+
+def able(config: Any, action: str) -> Callable[..., Any]:
+    """What a config's task does by that name; UserError where it does no such thing."""
+    kind = module(config)
+    if not hasattr(kind, action):
+        raise UserError(f'a run of task {config.task!r} does not {action}')
+    return getattr(kind, action)

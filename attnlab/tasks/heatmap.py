@@ -51,7 +51,7 @@ def figure(weights, rows: Sequence[str], columns: Sequence[str], title: str = ''
     picture = Figure(figsize=(length * cell, steps * cell), facecolor='white')
     axes = picture.add_axes((0, 0, 1, 1))
     image = axes.imshow(weights, cmap='Greys', vmin=0, vmax=1, aspect='auto', interpolation='nearest')
-    _label_axes(axes, rows, columns, size)
+    mark(axes, rows, columns, size)
     if title:
         wrapped = textwrap.fill(title, max(36, int(12 * length * cell)))
         axes.set_title(wrapped, loc='left', fontsize=11, color=INK, fontfamily=FONT, pad=12, parse_math=False)
@@ -75,7 +75,8 @@ def _checked(weights, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray
     return weights
 
 
-def _label_axes(axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float) -> None:
+def mark(axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float) -> None:
+    """Produced tokens down the left, source tokens along the top, `size` points high; none where there are none."""
     style = {'fontsize': size, 'fontfamily': FONT, 'color': INK, 'parse_math': False}
     axes.xaxis.tick_top()
     axes.set_xticks(range(len(columns)), [_crop(_printable(label), LONGEST_LABEL) for label in columns],

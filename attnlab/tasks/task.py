@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -36,3 +36,20 @@ class Task:
     loss: Callable[[Params, Batch, jax.Array], Sums]
     evaluate: Callable[[Params], dict[str, float]]
     best: tuple[str, Literal['max', 'min']]
+
+
+class Outline(NamedTuple):
+    """A model and one row of its batch as shapes, for counting.
+
+    what: the row, in words.  tokens: that go through a layer of it.
+    params: a tree of shapes.  batch: the shapes that `forward` takes after them.
+    forward: (params, *batch) -> the model's output.
+    cache: what decoding keeps of a full row, as shapes; None where that does not grow with the row.
+    """
+
+    what: str
+    tokens: int
+    params: Any
+    batch: tuple[Any, ...]
+    forward: Callable[..., Any]
+    cache: Any = None

@@ -40,9 +40,11 @@ def build(config: Any, rate: Schedule) -> optax.GradientTransformation:
     for name in ('learning_rate', 'clip', 'weight_decay'):
         if not 0.0 <= config[name] < math.inf:
             raise UserError(f'optimizer.{name} is {config[name]}; expected a finite number, 0 or more')
+    if not 0.0 <= config.b2 < 1.0:
+        raise UserError(f'optimizer.b2 is {config.b2}; expected 0 <= b2 < 1')
     match config.name:
         case 'adam':
-            direction = optax.scale_by_adam()
+            direction = optax.scale_by_adam(b2=config.b2)
         case 'sgd':
             direction = optax.identity()
         case name:

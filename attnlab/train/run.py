@@ -41,24 +41,34 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
     return loop.train(config, task, workdir)
 
 
+def config(workdir: Path) -> Any:
+    """The config of the run in a directory."""
+    return configs.read(workdir / 'config.json')
+
+
 def load(workdir: Path) -> Run:
     """The run in a directory; raises UserError if it has no checkpoint yet."""
-    config = configs.read(workdir / 'config.json')
-    shapes = jax.eval_shape(tasks.module(config).init(config, workdir), jax.random.key(0))
+    found = config(workdir)
+    shapes = jax.eval_shape(tasks.module(found).init(found, workdir), jax.random.key(0))
     saved = None
     if (workdir / 'checkpoints').is_dir():
         with checkpoint.manager(workdir, read_only=True) as manager:
             saved = checkpoint.best(manager, shapes)
     if saved is None:
         raise UserError(f'{workdir} has no checkpoint yet: train it first')
-    return Run(config, workdir, saved.params, saved.step)
+    return Run(found, workdir, saved.params, saved.step)
 
 
-def evaluate(workdir: Path, split: str) -> dict[str, Any]:
-    """Scores a run on a whole split; writes `scores-SPLIT.json` and the task's samples."""
+def evaluate(workdir: Path, split: str | None = None) -> tuple[str, dict[str, Any]]:
+    """Scores a run on a whole split, its task's own if None; writes `scores-SPLIT.json` and the task's samples.
+
+    Returns the split's name and the scores.
+    """
     run = load(workdir)
-    scores = tasks.module(run.config).evaluate(run.config, workdir, run.params, split)
+    kind = tasks.module(run.config)
+    split = split or str(kind.SPLIT)
+    scores = kind.evaluate(run.config, workdir, run.params, split)
     scores |= {'step': run.step, 'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
     text = json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False)
     (workdir / f'scores-{split}.json').write_text(text + '\n', encoding='utf-8')
-    return scores
+    return split, scores

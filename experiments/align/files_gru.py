@@ -21,6 +21,7 @@ def get_config(arg: str = '') -> ConfigDict:
         test=config_dict.required_placeholder(str),
         vocabulary='subwords',
         vocabulary_size=6000,
+        shared=False,  # one vocabulary for both languages
         widths=(12, 16, 20, 28, 48),
     )
     return config

@@ -26,6 +26,7 @@ def get_config(arg: str = '') -> ConfigDict:
         test_examples=500,  # of each other split
         vocabulary='words',
         vocabulary_size=2000,
+        shared=False,
         widths=(12, 20),
     )
     config.model = dict(
@@ -41,6 +42,7 @@ def get_config(arg: str = '') -> ConfigDict:
     )
     config.optimizer = dict(
         name='adam',
+        b2=0.999,
         learning_rate=4e-3,
         schedule='cosine',
         warmup='100 steps',
@@ -57,4 +59,5 @@ def get_config(arg: str = '') -> ConfigDict:
         patience=0,  # evaluations without a better BLEU before the run ends; 0: never
         label_smoothing=0.0,
     )
+    config.decode = dict(beams=1, length_penalty=0.0)  # 1: greedy
     return config

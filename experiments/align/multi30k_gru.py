@@ -25,6 +25,7 @@ def get_config(arg: str = '') -> ConfigDict:
         folder='',  # one that holds train.en.gz and so on; else $ATTNLAB_DATA/multi30k, else a download
         vocabulary='subwords',
         vocabulary_size=6000,
+        shared=False,
         widths=(12, 16, 20, 28, 48),
     )
     config.model = dict(
@@ -40,6 +41,7 @@ def get_config(arg: str = '') -> ConfigDict:
     )
     config.optimizer = dict(
         name='adam',
+        b2=0.999,
         learning_rate=2e-3,
         schedule='cosine',
         warmup='300 steps',
@@ -56,4 +58,5 @@ def get_config(arg: str = '') -> ConfigDict:
         patience=0,  # evaluations without a better BLEU before the run ends; 0: never
         label_smoothing=0.1,
     )
+    config.decode = dict(beams=1, length_penalty=0.0)  # 1: greedy
     return config

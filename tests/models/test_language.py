@@ -3,14 +3,15 @@
 import dataclasses
 from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.kernels.masks import packed, restarting, segments
+from attnlab.kernels.masks import causal
 from attnlab.layers import Rotary
-from attnlab.layers.block import Recipe
+from attnlab.layers.block import Block, Recipe, Stack
 from attnlab.models.language import LanguageModel
 from tests.quick import QUICK
 
@@ -28,11 +29,15 @@ VARIANTS = {
     'parallel': dataclasses.replace(PLAIN, parallel=True, alibi=True, sinks=True),
     'window': dataclasses.replace(PLAIN, window=2),
     'experts': dataclasses.replace(TODAY, experts=4, active=2),
+    'relative': dataclasses.replace(PLAIN, relative=True),
+    'convolution': dataclasses.replace(PLAIN, mixer='convolution'),
+    'gru': dataclasses.replace(PLAIN, mixer='gru'),
+    'lstm': dataclasses.replace(PLAIN, mixer='lstm'),
 }
 
 
 def model(recipe=PLAIN, **kwargs):
-    positions = 'none' if recipe.rotary or recipe.alibi else 'learned'
+    positions = 'none' if recipe.rotary or recipe.alibi or recipe.relative else 'learned'
     return LanguageModel(V, D, L, T, recipe, **{'positions': positions} | kwargs)
 
 
@@ -116,15 +121,14 @@ def test_a_scan_over_blocks_is_their_loop_and_what_is_computed_again_is_the_same
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), expected, slopes)
 
 
-@pytest.mark.parametrize('name', ['plain', 'today'])
+@pytest.mark.parametrize('name', ['plain', 'today', 'relative', 'convolution', 'gru', 'lstm'])
 def test_packed_documents_are_each_alone(name):
     made = model(VARIANTS[name])
     params, row = started(made), tokens(1)
-    ids = jnp.array([[0, 0, 1, 1, 1, 1]])
+    ids = jnp.array([[1, 1, 2, 2, 2, 0]])
     apply = jax.jit(made.apply, compiler_options=QUICK)
-    logits = apply(params, row, segments(ids), restarting(ids))[0]
-    np.testing.assert_allclose(logits, apply(params, row, packed(ids))[0], atol=1e-6)
-    for part in (slice(0, 2), slice(2, 6)):
+    logits = apply(params, row, ids)[0]
+    for part in (slice(0, 2), slice(2, 5)):
         alone = apply(params, row[:, part])[0]
         np.testing.assert_allclose(logits[:, part], alone, atol=2e-6)
 
@@ -148,9 +152,46 @@ def test_what_leads_out_of_a_branch_starts_smaller():
         np.testing.assert_allclose(jnp.std(into['kernel']), 0.02, rtol=0.1)
 
 
+@pytest.mark.parametrize('order', ['pre', 'post'])
+def test_a_plain_block_has_six_products_with_matrices_and_two_of_attention(order):
+    made = Block(dataclasses.replace(PLAIN, order=order), L)
+    x, rules = jnp.ones((2, T, D)), causal()
+    params = jax.eval_shape(lambda: made.init(jax.random.key(0), x, rules, None, True))
+    jaxpr = jax.make_jaxpr(lambda params, x: made.apply(params, x, rules, None, True))(params, x)
+    products = [equation for equation in equations(jaxpr.jaxpr) if equation.primitive.name == 'dot_general']
+    matrices = [equation for equation in products if not equation.params['dimension_numbers'][1][0]]  # no batch axes
+    assert (len(matrices), len(products)) == (6, 8)
+
+
+def equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, 'eqns')):
+            if hasattr(value, 'eqns'):
+                yield from equations(getattr(value, 'jaxpr', value))
+
+
+def test_layer_drop_passes_blocks_by_and_leaves_the_mean():
+    made = Stack(dataclasses.replace(PLAIN, layer_drop=0.5), 1)
+    x, rules = jnp.asarray(np.random.default_rng(0).normal(size=(512, 2, D)), jnp.float32), causal()
+    params = made.init(jax.random.key(0), x, rules)
+    apply = jax.jit(lambda key: made.apply(params, x, rules, deterministic=False, rngs={'dropout': key})[0])
+    block = Block(made.recipe, 1)
+    added = block.apply({'params': params['params']['block_0']}, x, rules, None, True)[0] - x
+    norm = lambda x: nn.LayerNorm(epsilon=1e-5).apply({'params': params['params']['norm']}, x)
+    drawn = apply(jax.random.key(1))
+    skipped = jnp.all(jnp.abs(drawn - norm(x)) < 1e-5, axis=(1, 2))
+    doubled = jnp.all(jnp.abs(drawn - norm(x + 2 * added)) < 1e-4, axis=(1, 2))
+    assert jnp.all(skipped ^ doubled) and abs(float(jnp.mean(skipped)) - 0.5) < 5 * 0.5 / 512**0.5
+    np.testing.assert_allclose(made.apply(params, x, rules)[0], norm(x + added), atol=1e-5)
+
+
 ERRORS = {
-    "order is 'before' and parallel False; expected 'pre'": {'order': 'before'},
-    "order is 'post' and parallel True; expected": {'order': 'post', 'parallel': True},
+    "order is 'before'; expected 'pre'": {'order': 'before'},
+    "parallel blocks have order 'pre' and no cross-attention, not 'post'": {'order': 'post', 'parallel': True},
+    "mixer is 'rnn'; expected 'attention', 'convolution'": {'mixer': 'rnn'},
+    "taps is 0; expected a positive number": {'mixer': 'convolution', 'taps': 0},
+    "dropout_rate is 1.0; expected 0 <= rate < 1": {'layer_drop': 1.0},
     "norm is 'batch'; expected 'layer' or 'rms'": {'norm': 'batch'},
 }
 

@@ -103,7 +103,7 @@ def test_a_page_is_whole_and_asks_nothing_of_the_network(tmp_path):
 
 
 def test_a_run_becomes_a_page(tmp_path):
-    path = page.align_page(run(tmp_path / 'my-run'))
+    path = page.run_page(run(tmp_path / 'my-run'))
     assert path == tmp_path / 'my-run' / 'report.html'
     markup = path.read_text('utf-8')
     parser = outline(markup)
@@ -122,10 +122,10 @@ def test_the_heat_map_is_that_of_the_sample(tmp_path):
 
     gold = Links(frozenset([(1, 2), (2, 1)]), frozenset([(1, 2), (2, 1), (0, 0)]))
     expected = heatmap.png(heatmap.figure(WEIGHTS, ROWS, COLUMNS, gold=gold))
-    nested = page.align_page(run(tmp_path / 'nested')).read_text('utf-8')
+    nested = page.run_page(run(tmp_path / 'nested')).read_text('utf-8')
     samples = [{**SAMPLE, 'weights': 1}]
     folder = run(tmp_path / 'npz', samples=samples, arrays=[WEIGHTS[::-1], WEIGHTS])
-    indexed = page.align_page(folder).read_text('utf-8')
+    indexed = page.run_page(folder).read_text('utf-8')
     assert pictures(nested)[-1] == pictures(indexed)[-1] == expected
 
 
@@ -133,7 +133,7 @@ def test_a_run_without_samples_or_metrics_has_no_such_section(tmp_path):
     folder = run(tmp_path / 'a')
     (folder / 'samples/test.json').unlink()
     (folder / 'metrics.jsonl').unlink()
-    texts = outline(page.align_page(folder).read_text('utf-8')).texts
+    texts = outline(page.run_page(folder).read_text('utf-8')).texts
     assert 'Scores' in texts
     assert 'Alignments' not in texts
     assert 'Training' not in texts
@@ -142,24 +142,24 @@ def test_a_run_without_samples_or_metrics_has_no_such_section(tmp_path):
 def test_what_is_missing_or_broken_is_named(tmp_path):
     folder = run(tmp_path / 'a')
     with pytest.raises(UserError, match=r'scores-valid.json is missing.*attnlab eval'):
-        page.align_page(folder, 'valid')
+        page.run_page(folder, 'valid')
     (folder / 'scores-test.json').write_text('{')
     with pytest.raises(UserError, match=r'scores-test\.json is not JSON'):
-        page.align_page(folder)
+        page.run_page(folder)
     with pytest.raises(UserError, match=r'config.json is missing.*attnlab train'):
-        page.align_page(tmp_path / 'nowhere')
+        page.run_page(tmp_path / 'nowhere')
     (folder / 'metrics.jsonl').write_text('{}\n{"step\n')
     (folder / 'scores-test.json').write_text('{}')
     with pytest.raises(UserError, match=r'metrics\.jsonl, line 2 is not JSON'):
-        page.align_page(folder)
+        page.run_page(folder)
 
 
 def test_a_page_stays_small_and_says_what_it_left_out(tmp_path, monkeypatch):
     samples = [{**SAMPLE, 'source': f'the red dress {index}'} for index in range(5)]
     folder = run(tmp_path / 'a', samples=samples)
-    one = len(pictures(page.align_page(folder).read_text('utf-8'))[-1])
+    one = len(pictures(page.run_page(folder).read_text('utf-8'))[-1])
     monkeypatch.setattr(page, 'PICTURE_BYTES', 2 * one)
-    markup = page.align_page(folder).read_text('utf-8')
+    markup = page.run_page(folder).read_text('utf-8')
     assert len(pictures(markup)) == 2 + 2
     assert '3 more samples in the run.' in markup
 

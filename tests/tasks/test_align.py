@@ -105,8 +105,8 @@ def test_a_source_beyond_all_widths_is_translated_whole(tiny):
 
 
 def test_scores_are_of_the_whole_split_and_come_out_again(tiny):
-    scores = run.evaluate(tiny, 'test')
-    assert json.loads((tiny / 'scores-test.json').read_text()) == scores
+    split, scores = run.evaluate(tiny)
+    assert split == 'test' and json.loads((tiny / 'scores-test.json').read_text()) == scores
     assert scores['sentences'] == 24 == sum(row['sentences'] for row in scores['by_length'])
     assert scores['perplexity'] == pytest.approx(math.exp(scores['loss']))
     assert {'aer_emit', 'aer_shifted', 'inversion_emit', 'inversion_shifted', 'exact_match'} <= scores.keys()
@@ -115,7 +115,7 @@ def test_scores_are_of_the_whole_split_and_come_out_again(tiny):
     found = read_links(tiny / 'samples' / 'test.links')
     assert alignment_error_rate([found[i + 1] for i in range(24)], pairs.links).aer == scores['aer_emit']
     valid = [record for record in metrics.read(tiny) if record['split'] == 'valid']
-    again = run.evaluate(tiny, 'valid')
+    _, again = run.evaluate(tiny, 'valid')
     best = max(valid, key=lambda record: record['bleu'])
     assert (again['step'], again['bleu']) == (best['step'], pytest.approx(best['bleu']))
     assert again['loss'] == pytest.approx(best['loss'], rel=1e-6)

@@ -8,7 +8,8 @@ from attnlab.train import optimizer
 
 
 def config(**changes):
-    return ConfigDict(dict(name='sgd', learning_rate=1.0, schedule='constant', clip=0.0, weight_decay=0.0) | changes)
+    fields = dict(name='sgd', b2=0.999, learning_rate=1.0, schedule='constant', clip=0.0, weight_decay=0.0)
+    return ConfigDict(fields | changes)
 
 
 def rates(config, total, warmup, upto):
@@ -56,7 +57,10 @@ def test_clipping_by_the_global_norm(clip, expected):
 
 @pytest.mark.parametrize(
     'changes, named',
-    [({'name': 'adamm'}, 'adamm'), ({'clip': -1.0}, 'clip'), ({'learning_rate': float('nan')}, 'learning_rate')],
+    [
+        ({'name': 'adamm'}, 'adamm'), ({'clip': -1.0}, 'clip'), ({'b2': 1.0}, 'b2'),
+        ({'learning_rate': float('nan')}, 'learning_rate'),
+    ],  # fmt: skip
 )
 def test_what_makes_no_sense_is_refused(changes, named):
     with pytest.raises(UserError, match=named):

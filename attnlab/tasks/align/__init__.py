@@ -14,9 +14,12 @@ from attnlab.data.alignments import Link, write_links
 from attnlab.data.vocabulary import PAD, Vocabulary
 from attnlab.errors import UserError
 from attnlab.kernels.losses import Sums, cross_entropy
-from attnlab.models.recurrent import RecurrentSeq2Seq
-from attnlab.tasks.align import alignment, corpus, pictures, scores, translator
-from attnlab.tasks.task import Params, Task
+from attnlab.tasks import transformer
+from attnlab.tasks.align import alignment, corpus, models, pictures, scores, translator
+from attnlab.tasks.task import Outline, Params, Task
+
+SPLIT = 'test'
+"""The split that `eval` scores unless told otherwise."""
 
 READINGS = {'emit': 0, 'shifted': 1}
 """How the alignment is read: at the step that emits a word, and one later (see `alignment.links`)."""
@@ -27,33 +30,36 @@ def check(config: Any) -> None:
     if config.seed < 0:
         raise UserError(f'seed is {config.seed}; expected 0 or more')
     corpus.check(config.data)
-    build_model(config, 5, 5)
+    models.build(config, 5, 5)
+    if config.decode.beams < 1:
+        raise UserError(f'decode.beams is {config.decode.beams}; expected 1 (greedy) or more')
+    if config.decode.length_penalty < 0:
+        raise UserError(f'decode.length_penalty is {config.decode.length_penalty}; expected 0 or more')
     if not 0.0 <= config.train.label_smoothing < 1.0:
         raise UserError(f'train.label_smoothing is {config.train.label_smoothing}; expected 0 <= smoothing < 1')
 
 
-def build_model(config: Any, source_size: int, target_size: int) -> RecurrentSeq2Seq:
-    """The model of a config for vocabularies of the given sizes."""
-    model = config.model
-    choices = {'cell': ('gru', 'lstm'), 'attention': ('additive', 'dot', 'none'), 'name': ('recurrent',)}
-    for field, allowed in choices.items():
-        if model[field] not in allowed:
-            raise UserError(f'model.{field} is {model[field]!r}; expected one of {", ".join(allowed)}')
-    for field in ('embedding', 'hidden', 'encoder_layers'):
-        if model[field] < 1:
-            raise UserError(f'model.{field} is {model[field]}; expected 1 or more')
-    if not 0.0 <= model.dropout < 1.0:
-        raise UserError(f'model.dropout is {model.dropout}; expected 0 <= rate < 1')
-    return RecurrentSeq2Seq(
-        source_size, target_size, model.cell, model.embedding, model.hidden, model.encoder_layers,
-        model.bidirectional, model.reverse_source, model.attention, model.dropout,
+def check_model(config: Any) -> None:
+    """Raises UserError for values that no model can be made of."""
+    models.build(config, 5, 5)
+
+
+def outline(config: Any, layers: int | None, active: bool) -> Outline:
+    """One pair of sentences as long as the last of the widths, in vocabularies of the size that is asked for."""
+    size, T = config.data.vocabulary_size, config.data.widths[-1]
+    with config.copy_and_resolve_references().unlocked() as changed:
+        if config.model.name == 'transformer':
+            changed.model = transformer.outlined(config.model, layers, active)
+            changed.model.alignment_layer = 1
+    model = models.build(changed, size, size)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((1, T), jnp.int32)
+    state = jax.eval_shape(lambda params, source: model.start(params, source, T), params, tokens)
+    return Outline(
+        f'{T} source and {T} target tokens, vocabularies {size}', 2 * T, params, (tokens, tokens),
+        lambda params, source, inputs: model.read(params, source, inputs)[0],
+        state['cache']['decoder'] if config.model.name == 'transformer' else None,
     )  # fmt: skip
-
-
-def init_params(model: RecurrentSeq2Seq, rng: jax.Array) -> Params:
-    """Fresh parameters."""
-    tokens = jnp.ones((1, 2), jnp.int32)
-    return model.init(rng, tokens, tokens)['params']
 
 
 def build(config: Any, workdir: Path) -> Task:
@@ -64,7 +70,7 @@ def build(config: Any, workdir: Path) -> Task:
     widths = tuple(config.data.widths)
     encoded = corpus.encode_pairs(train, vocabularies, limit=widths[-1])
     held_out = corpus.encode_pairs(valid, vocabularies)
-    model = build_model(config, *(each.size for each in vocabularies))
+    model = models.build(config, *(each.size for each in vocabularies))
     lengths = np.array([max(len(a), len(b)) for a, b in zip(*encoded, strict=True)])
     rows_of = batches.shuffled(lengths, widths, config.train.batch_size, config.seed)
     use = translator.make(model, widths, config.train.batch_size)
@@ -76,8 +82,10 @@ def build(config: Any, workdir: Path) -> Task:
 
     def loss(params: Params, batch: Any, rng: jax.Array) -> Sums:
         inputs = translator.shift(batch['target'])
-        logits, _ = model.apply({'params': params}, batch['source'], inputs, False, rngs={'dropout': rng})
-        return cross_entropy(logits, batch['target'], config.train.label_smoothing, PAD)
+        logits, said = model.train(params, batch['source'], inputs, rng)
+        sums = cross_entropy(logits, batch['target'], config.train.label_smoothing, PAD)
+        more, watched = transformer.auxiliary(config.model, said, sums.weight)
+        return Sums(sums.total + more, sums.weight, sums.extras | watched)
 
     def evaluate(params: Params) -> dict[str, float]:
         nll, count, _ = translator.force(use, params, *held_out)
@@ -88,7 +96,7 @@ def build(config: Any, workdir: Path) -> Task:
     return Task(
         save=lambda workdir: corpus.save(vocabularies, workdir),
         examples=len(train.source),
-        init=lambda rng: init_params(model, rng),
+        init=model.init,
         batch=batch,
         loss=loss,
         evaluate=evaluate,
@@ -98,15 +106,16 @@ def build(config: Any, workdir: Path) -> Task:
 
 def init(config: Any, workdir: Path) -> Callable[[jax.Array], Params]:
     """A key gives fresh parameters, of the sizes that the vocabularies of a run's directory ask for."""
-    model = build_model(config, *(each.size for each in corpus.vocabularies(config.data, workdir)))
-    return lambda rng: init_params(model, rng)
+    return models.build(config, *(each.size for each in corpus.vocabularies(config.data, workdir))).init
 
 
 def in_use(config: Any, workdir: Path) -> tuple[translator.Translator, tuple[Vocabulary, Vocabulary]]:
     """What a trained run needs besides its parameters."""
     vocabularies = corpus.vocabularies(config.data, workdir)
-    model = build_model(config, *(each.size for each in vocabularies))
-    return translator.make(model, tuple(config.data.widths), config.train.batch_size), vocabularies
+    model = models.build(config, *(each.size for each in vocabularies))
+    decode = config.decode
+    use = translator.make(model, config.data.widths, config.train.batch_size, decode.beams, decode.length_penalty)
+    return use, vocabularies
 
 
 def evaluate(config: Any, workdir: Path, params: Params, split: str) -> dict[str, Any]:
@@ -125,13 +134,37 @@ def evaluate(config: Any, workdir: Path, params: Params, split: str) -> dict[str
         found['exact_match'] = scores.exact_match(outputs, pairs.target, target_language)
     samples = workdir / 'samples'
     samples.mkdir(exist_ok=True)
-    if config.model.attention != 'none':
-        links = {name: alignment.of_split(forced, *encoded, vocabularies, shift) for name, shift in READINGS.items()}
-        write_links(samples / f'{split}.links', links['emit'])
-        if pairs.links is not None:
-            found |= scores.alignment_scores(links, pairs.links, inversions(config, split))
+    if models.attends(config):
+        found |= _alignment(config, samples / f'{split}.links', forced, encoded, vocabularies, pairs)
     found['by_length'] = scores.by_length(pairs.source, outputs, pairs.target, source_language)
-    pictures.write_samples(samples / f'{split}.json', pairs, outputs, encoded.source, translations, vocabularies)
+    path = samples / f'{split}.json'
+    pictures.write_samples(path, pairs, outputs, encoded.source, translations, vocabularies, use.shift)
+    return found
+
+
+def _alignment(
+    config: Any, path: Path, forced: Any, encoded: corpus.Encoded, vocabularies: Any, pairs: Any
+) -> dict[str, Any]:
+    """Writes the links that the attention gives the references, and scores them where the corpus has gold ones."""
+    model = models.build(config, *(each.size for each in vocabularies))
+
+    def links(layer: int) -> dict[str, list[frozenset[Link]]]:
+        weights = [one[layer] for one in forced]
+        return {
+            name: alignment.of_split(weights, encoded.source, encoded.target, vocabularies, shift)
+            for name, shift in READINGS.items()
+        }
+
+    chosen = links(model.layer)
+    write_links(path, chosen['shifted' if model.shift else 'emit'])
+    if pairs.links is None:
+        return {}
+    found: dict[str, Any] = scores.alignment_scores(chosen, pairs.links, inversions(config, path.stem))
+    if (layers := forced[0].shape[0]) > 1:
+        each = [scores.alignment_scores(links(layer), pairs.links, None) for layer in range(layers)]
+        found['aer_by_layer'] = [
+            {'layer': layer, **{name: rates[f'aer_{name}'] for name in READINGS}} for layer, rates in enumerate(each, 1)
+        ]
     return found
 
 
@@ -142,7 +175,18 @@ def translate(config: Any, workdir: Path, params: Params, sentences: Sequence[st
     # As many rows as sentences, up to the batch of training: one sentence does not pay for a whole batch.
     translations = translator.translate(use, params, source, min(len(source), use.batch_size))
     for sentence, ids, translation in zip(sentences, source, translations, strict=True):
-        pictures.show(workdir, sentence, ids, translation, vocabularies, joined)
+        pictures.show(workdir, sentence, ids, translation, vocabularies, joined, use.shift)
+
+
+def attend(
+    config: Any, workdir: Path, params: Params, texts: Sequence[str], layer: int | None, head: int | None
+) -> None:
+    """Draws every attention of the model over each sentence and its translation."""
+    use, vocabularies = in_use(config, workdir)
+    model = models.build(config, *(each.size for each in vocabularies))
+    source = corpus.encode(texts, vocabularies[0])
+    for sentence, ids, made in zip(texts, source, translator.translate(use, params, source), strict=True):
+        pictures.attend(workdir, model, params, vocabularies, sentence, ids, made.target, layer, head)
 
 
 def inversions(config: Any, split: str) -> Sequence[Sequence[Link]] | None:

@@ -1,5 +1,6 @@
 """The sentence pairs of an experiment, as text and as ids."""
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from attnlab.data.vocabulary import EOS, Vocabulary
 from attnlab.errors import UserError
 
 LANGUAGES = ('en', 'fr')
+SIDES = ('source', 'target')
 
 
 class Encoded(NamedTuple):
@@ -55,21 +57,25 @@ def read(data: Any, split: str, seed: int) -> Pairs:
 def vocabularies(data: Any, workdir: Path, train: Pairs | None = None) -> tuple[Vocabulary, Vocabulary]:
     """(source, target): those that lie in a run's directory, or where they do not yet, built from `train`."""
 
-    def one(side: str, language: str) -> Vocabulary:
-        path = workdir / 'vocabulary' / side
-        if train is None or any(path.parent.glob(f'{side}.*')):
-            return vocabulary.load(path)
-        lines = train.source if side == 'source' else train.target
-        return vocabulary.build(data.vocabulary, lines, data.vocabulary_size, language)
-
-    source, target = languages(data)
-    return one('source', source), one('target', target)
+    names = languages(data)
+    if train is None or any((workdir / 'vocabulary').glob('source.*')):
+        source, target = (vocabulary.load(workdir / 'vocabulary' / side) for side in SIDES)
+    elif data.shared:
+        both = [(train.source, names[0]), (train.target, names[1])]
+        source = vocabulary.build_shared(data.vocabulary, both, data.vocabulary_size)
+        target = dataclasses.replace(source, language=names[1])
+    else:
+        source, target = (
+            vocabulary.build(data.vocabulary, lines, data.vocabulary_size, language)
+            for lines, language in zip((train.source, train.target), names, strict=True)
+        )
+    return source, target
 
 
 def save(vocabularies: tuple[Vocabulary, Vocabulary], workdir: Path) -> None:
     """Writes them where `vocabularies` looks for them."""
     (workdir / 'vocabulary').mkdir(exist_ok=True)
-    for side, one in zip(('source', 'target'), vocabularies, strict=True):
+    for side, one in zip(SIDES, vocabularies, strict=True):
         vocabulary.save(one, workdir / 'vocabulary' / side)
 
 

@@ -1,22 +1,24 @@
 """What one looks at: heat maps of a run's own translations, on paper and on the screen."""
 
-import hashlib
 import json
-import re
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from attnlab.data.pairs import Pairs
 from attnlab.data.text import bare, normalise, tokenise
-from attnlab.data.vocabulary import EOS, SPECIAL, Vocabulary
+from attnlab.data.vocabulary import BOS, EOS, SPECIAL, Vocabulary
 from attnlab.tasks import heatmap
 from attnlab.tasks.align.alignment import join, links, reversals
+from attnlab.tasks.align.models import Model
 from attnlab.tasks.align.translator import Translation
+from attnlab.tasks.headmaps import slug, write
+from attnlab.tasks.task import Params
 
 SAMPLES = 10
 
@@ -27,18 +29,21 @@ def labelled(
     translation: Translation,
     vocabularies: tuple[Vocabulary, Vocabulary],
     joined: bool,
+    shift: int = 0,
 ) -> tuple[np.ndarray, list[str], list[str]]:
     """(weights, rows, columns) of one translation: rows are the produced tokens, columns those of the source.
 
     joined: words instead of sub-words, by the sum over a source word and the mean over a produced one.
+    shift: 1 reads a token at the step that it feeds, one after it was made; the last one, EOS, feeds none.
     """
     # The source's words as they were typed: an id may know one only as unknown.
     words = [*(bare(word) for word in tokenise(normalise(sentence, vocabularies[0].language))), SPECIAL[EOS]]
+    weights, target = translation.weights[shift:], translation.target[: len(translation.target) - shift]
     if not joined:
         columns = words if vocabularies[0].kind == 'words' else vocabularies[0].pieces(source)
-        return translation.weights, vocabularies[1].pieces(translation.target), columns
-    rows, columns = vocabularies[1].words(translation.target), vocabularies[0].words(source)
-    return join(translation.weights, rows, columns), [row[0] for row in rows], words
+        return weights, vocabularies[1].pieces(target), columns
+    rows, columns = vocabularies[1].words(target), vocabularies[0].words(source)
+    return join(weights, rows, columns), [row[0] for row in rows], words
 
 
 def write_samples(
@@ -48,6 +53,7 @@ def write_samples(
     source: Sequence[Sequence[int]],
     translations: Sequence[Translation],
     vocabularies: tuple[Vocabulary, Vocabulary],
+    shift: int,
 ) -> None:
     """For the page: the translations that turn the most neighbours round, in the order of the split.
 
@@ -59,10 +65,12 @@ def write_samples(
         if not attends[i]:
             return 0
         spans = vocabularies[1].words(translations[i].target), vocabularies[0].words(source[i])
-        return reversals(links(translations[i].weights, *spans, shift=0))
+        return reversals(links(translations[i].weights, *spans, shift))
 
     chosen = sorted(sorted(range(len(outputs)), key=lambda i: (-turned(i), i))[:SAMPLES])
-    samples = [_sample(i, pairs, outputs[i], source[i], translations[i], vocabularies, attends[i]) for i in chosen]
+    samples = [
+        _sample(i, pairs, outputs[i], source[i], translations[i], vocabularies, shift, attends[i]) for i in chosen
+    ]
     path.write_text(json.dumps(samples, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
@@ -73,12 +81,13 @@ def _sample(
     source: Sequence[int],
     translation: Translation,
     vocabularies: tuple[Vocabulary, Vocabulary],
+    shift: int,
     attends: bool,
 ) -> dict[str, Any]:
     sample = {'source': pairs.source[i], 'reference': pairs.target[i], 'output': output, 'gold': None}
     if not attends:
         return sample | {'rows': [], 'columns': [], 'weights': None}
-    weights, rows, columns = labelled(pairs.source[i], source, translation, vocabularies, joined=True)
+    weights, rows, columns = labelled(pairs.source[i], source, translation, vocabularies, True, shift)
     # Gold links speak of the reference's words: they fit the picture where the output is the reference.
     if pairs.links is not None and output == normalise(pairs.target[i], vocabularies[1].language):
         gold = pairs.links[i]
@@ -93,14 +102,15 @@ def show(
     translation: Translation,
     vocabularies: tuple[Vocabulary, Vocabulary],
     joined: bool,
+    shift: int,
 ) -> None:
     """Prints a translation; on a terminal, or in a file and an array, the alignment that came with it."""
     output = vocabularies[1].decode(translation.target)
     print(output)
-    if translation.weights.size == 0:
+    if translation.weights.size == 0 or len(translation.target) <= shift:
         return
-    weights, rows, columns = labelled(sentence, source, translation, vocabularies, joined)
-    path = Path(workdir) / 'figures' / f'translate-{_slug(sentence)}'
+    weights, rows, columns = labelled(sentence, source, translation, vocabularies, joined, shift)
+    path = Path(workdir) / 'figures' / f'translate-{slug(sentence)}'
     path.parent.mkdir(exist_ok=True)
     heatmap.draw(path.with_suffix('.png'), weights, rows, columns, title=output)
     heatmap.save(path.with_suffix('.npz'), weights, rows, columns)
@@ -112,7 +122,26 @@ def show(
     print(f'{path}.png  {path}.npz', file=screen)
 
 
-def _slug(sentence: str) -> str:
-    """A file name that tells the sentence and is its own: two sentences never share a file."""
-    words = re.sub(r'[^a-z0-9]+', '-', sentence.lower()).strip('-')[:40].strip('-')
-    return f'{words}-{hashlib.sha256(sentence.encode()).hexdigest()[:6]}'
+def attend(
+    workdir: Path,
+    model: Model,
+    params: Params,
+    vocabularies: tuple[Vocabulary, Vocabulary],
+    sentence: str,
+    source: Sequence[int],
+    target: Sequence[int],
+    layer: int | None,
+    head: int | None,
+) -> None:
+    """Draws every attention of the model while it reads a sentence and its own translation; prints the files."""
+    inputs = np.array([[BOS, *target[:-1]]])
+    maps = jax.device_get(model.maps(params, np.array([source]), inputs))
+    read, made = vocabularies[0].pieces(source), vocabularies[1].pieces(target)
+    fed = [SPECIAL[BOS], *made[:-1]]
+    names = {
+        'encoder/attention': (read, read), 'decoder/attention': (fed, fed), 'decoder/cross_attention': (made, read)
+    }  # fmt: skip
+    folder = Path(workdir) / 'figures' / f'attend-{slug(sentence)}'
+    found = {kind: weights[0] for kind, weights in maps.items()}
+    for path in write(folder, found, {kind: names[kind] for kind in found}, layer, head):
+        print(path)

@@ -1,6 +1,7 @@
 """A trained model in use: forced and free decoding of many sentences, in few shapes."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,9 +10,10 @@ import numpy as np
 
 from attnlab.data.batches import Rows, pad, plan
 from attnlab.data.vocabulary import BOS, EOS, PAD
+from attnlab.decode.beam import Beams, beam_search
 from attnlab.decode.greedy import Decoded, greedy
 from attnlab.kernels.losses import cross_entropy
-from attnlab.models.recurrent import RecurrentSeq2Seq
+from attnlab.tasks.align.models import Model
 from attnlab.tasks.task import Params
 
 
@@ -23,10 +25,18 @@ class Translation(NamedTuple):
 
 
 class Translator(NamedTuple):
-    """Compiled once a shape: `force(params, source [B, S], labels [B, T])` and `free(params, source [B, S])`."""
+    """A model in use, its functions compiled once a shape.
+
+    force: (params, source [B, S], labels [B, T]) -> (Sums, attention [B, L, T, S]).
+    free: (params, source) -> Decoded, greedily, with the attention of `layer`.  layer, shift: as in `Model`.
+    search: (params, source) -> Beams; None where there is but one beam.
+    """
 
     force: Callable[..., tuple[Any, jax.Array]]
     free: Callable[..., Decoded]
+    search: Callable[..., Beams] | None
+    layer: int
+    shift: int
     widths: tuple[int, ...]
     batch_size: int
 
@@ -37,25 +47,32 @@ def shift(labels: jax.Array) -> jax.Array:
     return jnp.where(labels == PAD, PAD, moved)
 
 
-def make(model: RecurrentSeq2Seq, widths: Sequence[int], batch_size: int) -> Translator:
+def make(
+    model: Model, widths: Sequence[int], batch_size: int, beams: int = 1, length_penalty: float = 0.0
+) -> Translator:
     """The translator of a model; sentences are padded to `widths` and run `batch_size` at a time."""
 
     @jax.jit
     def force(params: Params, source: jax.Array, labels: jax.Array):
-        logits, weights = model.apply({'params': params}, source, shift(labels))
+        logits, weights = model.read(params, source, shift(labels))
         return cross_entropy(logits, labels, padding=PAD), weights
+
+    def begin(params: Params, source: jax.Array) -> tuple[int, Any, Any]:
+        limit = 2 * source.shape[1] + 8  # twice the source and some: far more than French needs, one shape a width
+        return limit, model.start(params, source, limit), partial(model.step, params, limit)
 
     @jax.jit
     def free(params: Params, source: jax.Array) -> Decoded:
-        state, memory = model.apply({'params': params}, source, method='encode')
+        limit, state, step = begin(params, source)
+        return greedy(step, state, source.shape[0], bos=BOS, eos=EOS, limit=limit)
 
-        def step(state: Any, tokens: jax.Array) -> Any:
-            return model.apply({'params': params}, state, memory, tokens, method='decode')
+    @jax.jit
+    def search(params: Params, source: jax.Array) -> Beams:
+        limit, state, step = begin(params, source)
+        first = jnp.full(source.shape[:1], BOS)
+        return beam_search(step, state, first, beams=beams, limit=limit, end=EOS, length_penalty=length_penalty)
 
-        # Twice the source and some: far more than French needs, and one shape for each width.
-        return greedy(step, state, source.shape[0], bos=BOS, eos=EOS, limit=2 * source.shape[1] + 8)
-
-    return Translator(force, free, tuple(widths), batch_size)
+    return Translator(force, free, search if beams > 1 else None, model.layer, model.shift, tuple(widths), batch_size)
 
 
 def _batches(translator: Translator, lengths: Sequence[int], batch_size: int | None = None) -> list[Rows]:
@@ -65,28 +82,56 @@ def _batches(translator: Translator, lengths: Sequence[int], batch_size: int | N
 def translate(
     translator: Translator, params: Params, source: Sequence[list[int]], batch_size: int | None = None
 ) -> list[Translation]:
-    """Greedy translations of sentences of ids (with EOS), in their order; `batch_size` instead of the translator's."""
+    """Translations of sentences of ids (with EOS), in their order; `batch_size` instead of the translator's."""
+    if translator.search is not None:
+        return _searched(translator, params, source, batch_size)
     out: list[Any] = [None] * len(source)
     for width, rows in _batches(translator, [len(ids) for ids in source], batch_size):
         tokens, weights = jax.device_get(translator.free(params, pad(source, rows, width)))
-        for slot, row in enumerate(rows):
-            if row >= 0:
-                ids = tokens[slot].tolist()
-                ids = ids[: ids.index(EOS) + 1] if EOS in ids else ids
-                out[row] = Translation(ids, weights[slot, : len(ids), : len(source[row])])
+        for slot, row in _real(rows):
+            ids = _ended(tokens[slot])
+            out[row] = Translation(ids, weights[slot, : len(ids), : len(source[row])])
     return out
 
 
+def _searched(
+    translator: Translator, params: Params, source: Sequence[list[int]], batch_size: int | None
+) -> list[Translation]:
+    """The best hypotheses, read once more for their attention: a beam forgets that of the others."""
+    assert translator.search is not None
+    target: list[list[int]] = [[]] * len(source)
+    for width, rows in _batches(translator, [len(ids) for ids in source], batch_size):
+        tokens = jax.device_get(translator.search(params, pad(source, rows, width)).tokens)
+        for slot, row in _real(rows):
+            target[row] = _ended(tokens[slot, 0])
+    weights = force(translator, params, source, target, batch_size)[2]
+    return [Translation(ids, one[translator.layer]) for ids, one in zip(target, weights, strict=True)]
+
+
+def _real(rows: np.ndarray) -> list[tuple[int, int]]:
+    """(place in the batch, sentence) of the rows that hold one."""
+    return [(slot, int(row)) for slot, row in enumerate(rows) if row >= 0]
+
+
+def _ended(tokens: np.ndarray) -> list[int]:
+    """The ids up to EOS, or all if the length limit came first."""
+    ids = tokens.tolist()
+    return ids[: ids.index(EOS) + 1] if EOS in ids else ids
+
+
 def force(
-    translator: Translator, params: Params, source: Sequence[list[int]], target: Sequence[list[int]]
+    translator: Translator,
+    params: Params,
+    source: Sequence[list[int]],
+    target: Sequence[list[int]],
+    batch_size: int | None = None,
 ) -> tuple[float, int, list[np.ndarray]]:
-    """Reads given translations: their negative log-likelihood (nats), its tokens, and each one's weights [T, S]."""
-    nll, count, out = 0.0, 0, [np.zeros((0, 0), np.float32)] * len(source)
+    """Reads given translations: their negative log-likelihood (nats), its tokens, and each one's weights [L, T, S]."""
+    nll, count, out = 0.0, 0, [np.zeros((1, 0, 0), np.float32)] * len(source)
     lengths = [max(len(a), len(b)) for a, b in zip(source, target, strict=True)]
-    for width, rows in _batches(translator, lengths):
+    for width, rows in _batches(translator, lengths, batch_size):
         sums, weights = jax.device_get(translator.force(params, pad(source, rows, width), pad(target, rows, width)))
         nll, count = nll + float(sums.extras['nll']), count + int(sums.weight)
-        for slot, row in enumerate(rows):
-            if row >= 0:
-                out[row] = weights[slot, : len(target[row]), : len(source[row])]
+        for slot, row in _real(rows):
+            out[row] = weights[slot, :, : len(target[row]), : len(source[row])]
     return nll, count, out

@@ -1,0 +1,170 @@
+"""`LanguageModel` as a PyTorch user writes it: one product for queries, keys and values, fused attention and Adam.
+
+The definition that the tests compare ours with, and the other side of `attnlab bench lm`.  Loading this module loads
+PyTorch, which is an optional extra.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from attnlab.errors import RunError, UserError
+
+try:
+    import torch  # pyright: ignore[reportMissingImports]
+except ImportError:
+    raise UserError("PyTorch is not installed; pip install 'attnlab[peers]' installs it") from None
+
+from torch import nn  # pyright: ignore[reportMissingImports]
+from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
+
+Tensor = Any
+GELU = {'gelu': 'none', 'gelu_tanh': 'tanh'}  # what `Recipe.mlp` calls what `nn.GELU` is told
+
+
+class Block(nn.Module):
+    """Attention, then two layers with GELU between them, each behind a norm and added to what came in."""
+
+    def __init__(self, width: int, heads: int, mlp: str) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.act, self.down = nn.Linear(width, 4 * width), nn.GELU(GELU[mlp]), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, cache: Tensor | None, at: int) -> Tensor:
+        """x [B, T, D] of positions from `at` on; cache [2, B, N, context, H], keys and values of those before."""
+        B, T, D = x.shape
+        split = self.qkv(self.attention_norm(x)).view(B, T, 3, self.heads, D // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        if cache is not None:
+            cache[0, :, :, at : at + T], cache[1, :, :, at : at + T] = key, value
+            key, value = cache[:, :, :, : at + T]
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=T > 1)
+        x = x + self.out(attended.transpose(1, 2).reshape(B, T, D))
+        return x + self.down(self.act(self.up(self.mlp_norm(x))))
+
+
+class LanguageModel(nn.Module):
+    """`attnlab.models.language.LanguageModel` of `Recipe(heads, mlp=mlp)`: learned positions, tied, no dropout."""
+
+    def __init__(self, vocabulary: int, width: int, layers: int, context: int, heads: int, mlp: str = 'gelu') -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads, mlp) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.cached = (layers, 2, heads, context, width // heads)
+
+    def forward(self, tokens: Tensor, cache: Tensor | None = None, at: int = 0) -> Tensor:
+        """tokens [B, T]: logits [B, T, V]; with a cache, which it fills, those of the last token only, [B, 1, V].
+
+        cache: [L, 2, B, N, context, H].  at: how many positions it holds; unless none, T is 1.
+        """
+        x = self.embedding(tokens) + self.positions.weight[at : at + tokens.shape[1]]
+        for layer, block in enumerate(self.blocks):
+            x = block(x, None if cache is None else cache[layer], at)
+        return F.linear(self.norm(x if cache is None else x[:, -1:]), self.embedding.weight)
+
+    def start(self, batch: int) -> Tensor:
+        """An empty cache for so many rows."""
+        layers, both, heads, context, width = self.cached
+        return self.norm.weight.new_zeros(layers, both, batch, heads, context, width)
+
+
+def loss(model: LanguageModel, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy in nats, the mean over all labels."""
+    return F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
+
+
+def evaluate(model: LanguageModel, arrays: tuple[np.ndarray, ...]) -> float:
+    """The loss on (inputs, labels)."""
+    with torch.no_grad():
+        return loss(model, *_tensors(arrays)).item()
+
+
+def trainer(
+    model: LanguageModel, arrays: tuple[np.ndarray, ...], *, clip: float, rate: float, compiled: bool = False
+) -> Callable[[], float]:
+    """A function that trains `model` by one step on (inputs, labels) and returns the loss before it.
+
+    compiled: forward and backward by `torch.compile`, which needs a C++ compiler; raises RunError where it fails.
+    """
+    inputs, labels = _tensors(arrays)
+    graded = _compile(model, inputs, labels) if compiled else loss
+    adam = torch.optim.Adam(model.parameters(), lr=rate, fused=True)
+
+    def step() -> float:
+        value = graded(model, inputs, labels)
+        adam.zero_grad()
+        value.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        adam.step()
+        return value.item()
+
+    return step
+
+
+def _compile(model: LanguageModel, inputs: Tensor, labels: Tensor) -> Callable[..., Tensor]:
+    graded = torch.compile(loss)
+    try:
+        graded(model, inputs, labels).backward()  # compiles; gradients are all that it changes
+    except Exception as error:  # of the tracer, of the code generator, of the system's compiler: no common class
+        lines = str(error).strip().splitlines()
+        raise RunError(f'torch.compile failed: {lines[0] if lines else type(error).__name__}') from None
+    return graded
+
+
+def generate(model: LanguageModel, prompt: np.ndarray, count: int) -> np.ndarray:
+    """The `count` tokens [B, count] that follow the prompt [B, P], each the most probable one; keys are cached."""
+    tokens, chosen = torch.from_numpy(prompt).long(), []
+    with torch.inference_mode():
+        cache, at = model.start(len(prompt)), 0
+        for _ in range(count):
+            logits = model(tokens, cache, at)
+            at += tokens.shape[1]
+            tokens = logits[:, -1].argmax(-1, keepdim=True)
+            chosen.append(tokens)
+        return torch.cat(chosen, 1).numpy()
+
+
+def load(model: LanguageModel, params: Mapping[str, Any]) -> None:
+    """Gives `model` the parameters of our tree."""
+    model.load_state_dict({name: torch.from_numpy(x.copy()) for name, x in state_dict(params).items()})
+
+
+def state_dict(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Our tree (of parameters or of gradients) under PyTorch's names and in its layout."""
+    stack, table = params['stack'], params['place']['positions']['table']
+    out = {'embedding.weight': params['embedding']['embedding'], 'positions.weight': table}
+    out |= _norm('norm', stack['norm'])
+    for layer in range(len(stack) - 1):
+        out |= {f'blocks.{layer}.{name}': x for name, x in block_state(stack[f'block_{layer}']).items()}
+    return {name: np.asarray(x) for name, x in out.items()}
+
+
+def block_state(params: Mapping[str, Any]) -> dict[str, Any]:
+    """`state_dict` of one block."""
+    attention, mlp = params['attention'], params['mlp']
+    parts = [attention[name] for name in ('query', 'key', 'value')]
+    D = parts[0]['kernel'].shape[0]
+    qkv = {
+        'kernel': np.concatenate([part['kernel'].reshape(D, -1) for part in parts], axis=1),
+        'bias': np.concatenate([part['bias'].reshape(-1) for part in parts]),
+    }
+    out = {'kernel': attention['out']['kernel'].reshape(-1, D), 'bias': attention['out']['bias']}
+    linear = _linear('qkv', qkv) | _linear('out', out) | _linear('up', mlp['up']) | _linear('down', mlp['down'])
+    return linear | _norm('attention_norm', params['attention_norm']) | _norm('mlp_norm', params['mlp_norm'])
+
+
+def _linear(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    return {f'{name}.weight': params['kernel'].T, f'{name}.bias': params['bias']}
+
+
+def _norm(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    return {f'{name}.weight': params['scale'], f'{name}.bias': params['bias']}
+
+
+def _tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor]:
+    inputs, labels = (torch.from_numpy(np.ascontiguousarray(x)).long() for x in arrays)
+    return inputs, labels

@@ -1,0 +1,89 @@
+"""The ways to read a sequence beside attention: what a block may have in its place.
+
+Each reads a token's past within its segment.  With a cache (collection `cache`) a call goes on where the last one
+ended, whatever padding stands between the real tokens.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from flax.linen.dtypes import promote_dtype
+from jaxtyping import Array, Bool, Float, Int
+
+from attnlab.kernels.convolution import sliding_convolution
+from attnlab.layers.recurrent import Kind, Recurrent
+
+
+class CausalConvolution(nn.Module):
+    """A causal convolution D -> D (van den Oord et al. 2016): `kernel` [taps, D, D], `bias` [D].
+
+    Four taps have as many parameters as the four products of multi-head attention.
+    """
+
+    taps: int
+    use_bias: bool = True
+    kernel_init: Callable[..., Array] = nn.initializers.lecun_normal()
+    dtype: Any = None
+    cache: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, 'B T D'],
+        segment_ids: Int[Array, 'B T'] | None = None,
+        real: Bool[Array, 'B T'] | None = None,
+    ) -> Float[Array, 'B T D']:
+        """x [B, T, D]: the same shape.  real: which tokens a cache keeps, all if None; others give what they may."""
+        if self.taps < 1:
+            raise ValueError(f'taps is {self.taps}; expected a positive number')
+        D = x.shape[-1]
+        kernel = self.param('kernel', self.kernel_init, (self.taps, D, D))
+        bias = self.param('bias', nn.initializers.zeros, (D,)) if self.use_bias else None
+        x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
+        if self.cache:
+            y = self._continued(x, kernel, jnp.ones(x.shape[:2], bool) if real is None else real)
+        else:
+            y = sliding_convolution(x, kernel, is_causal=True, segment_ids=segment_ids)
+        return y if bias is None else y + bias[None, None]
+
+    def _continued(self, x: Array, kernel: Array, real: Array) -> Array:
+        """The cache holds the last taps - 1 tokens before; the real ones are moved up behind them."""
+        B, _, D = x.shape
+        past = self.variable('cache', 'past', jnp.zeros, (B, self.taps - 1, D), x.dtype)
+        order = jnp.argsort(~real, axis=1, stable=True)
+        both = jnp.concatenate([past.value, jnp.take_along_axis(x, order[..., None], axis=1)], axis=1)
+        y = sliding_convolution(both, kernel, is_causal=True)[:, self.taps - 1 :]
+        last = jnp.sum(real, axis=1)[:, None] + jnp.arange(self.taps - 1)
+        past.value = jnp.take_along_axis(both, last[..., None], axis=1)
+        return jnp.take_along_axis(y, jnp.argsort(order, axis=1)[..., None], axis=1)
+
+
+class Recurrence(nn.Module):
+    """A recurrent layer D -> D, from the first token to the last: parameters of `attnlab.layers.recurrent.Cell`."""
+
+    kind: Kind
+    cache: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, 'B T D'],
+        segment_ids: Int[Array, 'B T'] | None = None,
+        real: Bool[Array, 'B T'] | None = None,
+    ) -> Float[Array, 'B T D']:
+        """x [B, T, D]: the same shape.  real: tokens that change the state, all if None."""
+        D = x.shape[-1]
+        mask = jnp.ones(x.shape[:2], bool) if real is None else real
+        layer = Recurrent(self.kind, D, name='layer')
+        if not self.cache:
+            starts = None
+            if segment_ids is not None:
+                fresh = segment_ids[:, 1:] != segment_ids[:, :-1]
+                starts = jnp.concatenate([jnp.zeros_like(mask[:, :1]), fresh], axis=1)
+            return layer(x, mask, starts=starts)[0]
+        zeros = jnp.zeros((x.shape[0], D), x.dtype)
+        state = self.variable('cache', 'state', lambda: (zeros, zeros) if self.kind == 'lstm' else zeros)
+        outputs, state.value = layer(x, mask, state.value)
+        return outputs

@@ -1,0 +1,26 @@
+"""Attention weights of a whole model, as its layers sow them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def attention_maps(intermediates: Mapping[str, Any]) -> dict[str, Float[Array, 'B L N T S']]:
+    """The weights of each kind of attention in a model, by name, such as 'decoder/cross_attention'.
+
+    intermediates: what `model.apply(..., mutable=['intermediates'])` gives, of blocks in a loop or in a scan.
+    """
+    found: dict[str, dict[int, Array]] = {}
+    for path, weights in jax.tree_util.tree_flatten_with_path(intermediates)[0]:
+        *names, last, _ = (str(getattr(part, 'key', getattr(part, 'idx', part))) for part in path)
+        if last != 'attention_weights':
+            continue
+        kind = '/'.join(name for name in names if not name.startswith('block'))
+        at = next(name for name in names if name.startswith('block'))
+        stacked = weights if at == 'blocks' else weights[None]
+        first = 0 if at == 'blocks' else int(at.removeprefix('block_'))
+        found.setdefault(kind, {}).update({first + layer: each for layer, each in enumerate(stacked)})
+    return {kind: jnp.stack([by[layer] for layer in sorted(by)], axis=1) for kind, by in sorted(found.items())}

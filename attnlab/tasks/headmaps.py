@@ -1,0 +1,79 @@
+"""The attention of every layer and head over one text, as pictures and as one array file."""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnlab.errors import UserError
+from attnlab.tasks import heatmap
+
+Labels = Mapping[str, tuple[Sequence[str], Sequence[str]]]
+"""(rows, columns) of each kind of attention: the tokens that look, and those that are looked at."""
+
+
+def write(
+    folder: Path, maps: Mapping[str, np.ndarray], labels: Labels, layer: int | None = None, head: int | None = None
+) -> list[Path]:
+    """Writes a picture a layer, its heads side by side (or one of them), and `weights.npz`; returns what it wrote.
+
+    maps: the weights of each kind [L, N, T, S], such as 'decoder/cross_attention'; `weights.npz` holds all of them,
+      beside `rows KIND` and `columns KIND`, whatever is drawn.
+    layer, head: from 1; all if None.
+
+    Raises UserError for a layer or head that the model does not have, before anything is written.
+    """
+    if not maps:
+        raise UserError('this model has no attention to look at')
+    for kind, weights in maps.items():
+        for name, number, size in (('layer', layer, weights.shape[0]), ('head', head, weights.shape[1])):
+            if number is not None and not 1 <= number <= size:
+                raise UserError(f'--{name} is {number}; expected 1 to {size}, those of {kind}')
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Any] = dict(maps)
+    for kind, (rows, columns) in labels.items():
+        arrays |= {f'rows {kind}': np.array(rows, str), f'columns {kind}': np.array(columns, str)}
+    written = [folder / 'weights.npz']
+    np.savez_compressed(written[0], **{name.replace('/', '.'): array for name, array in arrays.items()})
+    for kind, weights in maps.items():
+        for number, heads in enumerate(weights, 1):
+            if layer not in (None, number):
+                continue
+            at = f'{kind.replace("/", "-")}-layer{number}' + (f'-head{head}' if head else '')
+            title = f'{kind.replace("/", ", ").replace("_", " ")}, layer {number}'
+            chosen = heads if head is None else heads[head - 1 : head]
+            written.append(folder / f'{at}.png')
+            written[-1].write_bytes(heatmap.png(figure(chosen, *labels[kind], title, head or 1)))
+    return written
+
+
+def figure(heads: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str, first: int = 1) -> Any:
+    """One panel a head [N, T, S], white 0, black 1, numbered from `first`; the labels stand at the outer panels."""
+    from matplotlib.figure import Figure
+
+    N, T, S = heads.shape
+    across = min(N, 4)
+    down = math.ceil(N / across)
+    cell = float(np.clip(3.6 / max(T, S), 0.045, 0.3))  # inches
+    size = min(72 * cell * 0.62, 9.0)  # points
+    picture = Figure(figsize=(across * (S * cell + 0.25), down * (T * cell + 0.45)), facecolor='white')
+    panels = picture.subplots(down, across, squeeze=False)
+    for number, axes in enumerate(panels.flat):
+        if number >= N:
+            axes.set_visible(False)
+            continue
+        axes.imshow(heads[number], cmap='Greys', vmin=0, vmax=1, aspect='equal', interpolation='nearest')
+        axes.set_title(f'head {first + number}', loc='left', fontsize=8, color=heatmap.QUIET, fontfamily=heatmap.FONT)
+        heatmap.mark(axes, rows if number % across == 0 else [], columns if number + across >= N else [], size)
+    picture.suptitle(title, x=0.125, ha='left', fontsize=10, color=heatmap.INK, fontfamily=heatmap.FONT)
+    return picture
+
+
+def slug(text: str) -> str:
+    """A file name that tells the text and is its own: two texts never share a file."""
+    words = re.sub(r'[^a-z0-9]+', '-', text.lower()).strip('-')[:40].strip('-')
+    return f'{words}-{hashlib.sha256(text.encode()).hexdigest()[:6]}'

@@ -1,0 +1,173 @@
+"""Text that a model learns to go on with."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.data import rows
+from attnlab.data.rows import IGNORE, Rows
+from attnlab.data.tokens import Tokens
+from attnlab.decode import cache
+from attnlab.errors import UserError
+from attnlab.kernels.losses import Sums, cross_entropy
+from attnlab.models.language import LanguageModel
+from attnlab.tasks import transformer
+from attnlab.tasks.language import corpus, pictures, writer
+from attnlab.tasks.task import Outline, Params, Task
+
+SPLIT = 'valid'
+"""The split that `eval` scores unless told otherwise."""
+
+EVALUATED = 8192
+"""About so many tokens of an evaluation go through the model at once."""
+
+
+def check(config: Any) -> None:
+    """Raises UserError for values that no model or text can be made of, before anything is read or written."""
+    if config.seed < 0:
+        raise UserError(f'seed is {config.seed}; expected 0 or more')
+    corpus.check(config.data)
+    build_model(config, 5)
+    if not 0.0 <= config.train.label_smoothing < 1.0:
+        raise UserError(f'train.label_smoothing is {config.train.label_smoothing}; expected 0 <= smoothing < 1')
+
+
+def check_model(config: Any) -> None:
+    """Raises UserError for values that no model can be made of."""
+    corpus.check_tokens(config.data)
+    build_model(config, 5)
+
+
+def outline(config: Any, layers: int | None, active: bool) -> Outline:
+    """One row of `context` tokens."""
+    size = corpus.vocabulary_size(config.data, config.seed)
+    fields = transformer.outlined(config.model, layers, active)
+    with config.copy_and_resolve_references().unlocked() as changed:
+        changed.model = fields
+    model, T = build_model(changed, size), fields.context
+    params = jax.eval_shape(_init(model), jax.random.key(0))
+    cached = jax.eval_shape(lambda params: cache.start(model, params, 1, T), params)
+    return Outline(
+        f'{T} tokens, vocabulary {size}', T, params, (jax.ShapeDtypeStruct((1, T), jnp.int32),),
+        lambda params, tokens: model.apply({'params': params}, tokens)[0],
+        cached.layers if fields.mixer == 'attention' else None,
+    )  # fmt: skip
+
+
+def build_model(config: Any, size: int) -> LanguageModel:
+    """The model of a config for a vocabulary of the given size."""
+    model = config.model
+    if model.name != 'language':
+        raise UserError(f"model.name is {model.name!r}; expected 'language'")
+    transformer.check(model)
+    built = LanguageModel(
+        size, model.width, model.layers, model.context, transformer.recipe(model), transformer.added(model),
+        model.tied, model.scan, model.remat,
+    )  # fmt: skip
+    transformer.try_init(_init(built))
+    return built
+
+
+def _init(model: LanguageModel) -> Callable[[jax.Array], Params]:
+    return lambda rng: model.init(rng, jnp.zeros((1, 2), jnp.int32))['params']
+
+
+def build(config: Any, workdir: Path) -> Task:
+    """Data and model of a config, with the vocabulary that lies in `workdir` or, in a new run, built from its text."""
+    texts = {split: corpus.read(config.data, split, config.seed) for split in corpus.SPLITS}
+    vocabulary = corpus.vocabulary(config.data, workdir, texts['train'])
+    ids = {split: corpus.encode(config.data, each, vocabulary) for split, each in texts.items()}
+    model = build_model(config, vocabulary.size)
+    T, B = config.model.context, config.train.batch_size
+    every = corpus.every(config.data, ids['train'], T)
+    if config.data.documents:
+        draw = rows.shuffled(every, B, config.seed)
+    else:
+        draw = rows.windows(ids['train'][0], T, B, config.seed)
+    held_out = corpus.every(config.data, ids['valid'], T)
+    score = scorer(model)
+    smoothing = config.train.label_smoothing
+
+    def loss(params: Params, batch: Any, rng: jax.Array) -> Sums:
+        logits, said = model.apply(
+            {'params': params}, batch['tokens'], batch.get('segments'), False, rngs={'dropout': rng}
+        )
+        sums = cross_entropy(logits, batch['labels'], smoothing, IGNORE)
+        more, watched = transformer.auxiliary(config.model, said, sums.weight)
+        return Sums(sums.total + more, sums.weight, sums.extras | watched)
+
+    return Task(
+        save=lambda workdir: corpus.save(vocabulary, workdir),
+        examples=len(every.tokens),
+        init=_init(model),
+        batch=lambda step: arrays(draw(step), bool(config.data.documents)),
+        loss=loss,
+        evaluate=lambda params: score(params, held_out),
+        best=('loss', 'min'),
+    )
+
+
+def arrays(batch: Rows, documents: bool) -> dict[str, np.ndarray]:
+    """What the model reads; the segments only where there are several, as all of one row's pays no mask."""
+    both = {'tokens': batch.tokens, 'labels': batch.labels}
+    return both | {'segments': batch.segment_ids} if documents else both
+
+
+def scorer(model: LanguageModel) -> Callable[[Params, Rows], dict[str, float]]:
+    """(params, rows) -> mean loss in nats of every label, and its perplexity."""
+
+    @jax.jit
+    def score(params: Params, batch: Any) -> tuple[jax.Array, jax.Array]:
+        logits, _ = model.apply({'params': params}, batch['tokens'], batch['segments'])
+        sums = cross_entropy(logits, batch['labels'], padding=IGNORE)
+        return sums.total, sums.weight
+
+    def all_of(params: Params, held_out: Rows) -> dict[str, float]:
+        batches = rows.in_order(held_out, max(1, EVALUATED // held_out.tokens.shape[1]))
+        sums = [score(params, arrays(batch, True)) for batch in batches]
+        total, count = (sum(float(each) for each in column) for column in zip(*sums, strict=True))
+        return {'loss': total / count, 'perplexity': math.exp(min(total / count, 700.0))}
+
+    return all_of
+
+
+def init(config: Any, workdir: Path) -> Callable[[jax.Array], Params]:
+    """A key gives fresh parameters, of the size that the vocabulary of a run's directory asks for."""
+    return _init(build_model(config, corpus.vocabulary(config.data, workdir).size))
+
+
+def in_use(config: Any, workdir: Path) -> tuple[LanguageModel, Tokens]:
+    """What a trained run needs besides its parameters."""
+    vocabulary = corpus.vocabulary(config.data, workdir)
+    return build_model(config, vocabulary.size), vocabulary
+
+
+def evaluate(config: Any, workdir: Path, params: Params, split: str) -> dict[str, Any]:
+    """The loss of every token of a split, in nats, its perplexity, and bits per character of the text."""
+    texts = corpus.read(config.data, split, config.seed)
+    model, vocabulary = in_use(config, workdir)
+    held_out = corpus.every(config.data, corpus.encode(config.data, texts, vocabulary), config.model.context)
+    found = scorer(model)(params, held_out)
+    predicted = int(np.sum(held_out.labels != IGNORE))
+    characters = sum(len(text.text) for text in texts)
+    bits = found['loss'] * predicted / characters / math.log(2)
+    return {'split': split, 'tokens': predicted, **found, 'bits_per_character': bits}
+
+
+def generate(config: Any, workdir: Path, params: Params, prompt: str, **choices: Any) -> None:
+    """Prints the prompt and what the model says after it; choices as in `writer.write`."""
+    model, vocabulary = in_use(config, workdir)
+    for text in writer.write(model, params, vocabulary, prompt, bool(config.data.documents), **choices):
+        print(text)
+
+
+def attend(config: Any, workdir: Path, params: Params, texts: list[str], **choices: Any) -> None:
+    """Draws the attention of every layer and head over a text; choices as in `pictures.draw`."""
+    model, vocabulary = in_use(config, workdir)
+    for text in texts:
+        pictures.show(workdir, model, params, vocabulary, text, bool(config.data.documents), **choices)

@@ -1,0 +1,100 @@
+"""A trained language model that writes."""
+
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.data.tokens import Tokens
+from attnlab.decode import cache
+from attnlab.decode.sampling import Sampled, sample
+from attnlab.errors import UserError
+from attnlab.models.language import LanguageModel
+from attnlab.tasks.task import Params
+
+
+def write(
+    model: LanguageModel,
+    params: Params,
+    vocabulary: Tokens,
+    prompt: str,
+    documents: bool,
+    *,
+    tokens: int = 200,
+    samples: int = 1,
+    seed: int = 0,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> list[str]:
+    """The prompt with at most so many tokens behind it, `samples` times.
+
+    A model sees `context` tokens: when they are full it goes on from the last half of them, and the log says so.
+    documents: the prompt opens a document, and each sample ends with its own.
+    temperature, top_k, top_p: as in `attnlab.decode.sampling.sample`.  Sample i is the same however many there are.
+
+    Raises:
+      UserError: for numbers out of range, a prompt of characters that the model does not know, and one without any.
+    """
+    for name, number in (('tokens', tokens), ('samples', samples)):
+        if number < 1:
+            raise UserError(f'{name} is {number}; expected at least 1')
+    ids = start(vocabulary, prompt, documents)
+    end = vocabulary.marks[1] if documents and vocabulary.marks else None
+    go_on = continuation(model, end, temperature, top_k, top_p)
+    texts, want = [ids.tolist() for _ in range(samples)], len(ids) + tokens
+    open_rows = np.ones(samples, bool)
+    turn = 0
+    while open_rows.any():
+        windows, left = [_window(text, model.context) for text in texts], want - max(map(len, texts))
+        room = min(left, model.context - max(map(len, windows)) + 1)
+        sampled = go_on(params, *_padded(windows, model.context), jax.random.fold_in(jax.random.key(seed), turn), room)
+        for row in np.flatnonzero(open_rows):
+            more = np.asarray(sampled.tokens[row, : int(sampled.lengths[row])]).tolist()
+            texts[row] += more
+            open_rows[row] = len(texts[row]) < want and (end is None or more[-1] != end)
+        if turn == 0 and open_rows.any():
+            logging.info('the context of %d tokens is full: goes on from its last half', model.context)
+        turn += 1
+    return [vocabulary.decode(text) for text in texts]
+
+
+def start(vocabulary: Tokens, prompt: str, documents: bool) -> np.ndarray:
+    """The ids that a prompt begins with."""
+    ids = vocabulary.encode(prompt, 'prompt')
+    if documents and vocabulary.marks:
+        return np.concatenate([[vocabulary.marks[0]], ids])
+    if not len(ids):
+        raise UserError('the prompt is empty; expected some text to go on from')
+    return ids
+
+
+def continuation(
+    model: LanguageModel, end: int | None, temperature: float, top_k: int | None, top_p: float | None
+) -> Any:
+    """(params, windows [B, context], real [B, context], key, room) -> Sampled, compiled once a batch size."""
+
+    @jax.jit
+    def go_on(params: Params, windows: jax.Array, real: jax.Array, rng: jax.Array, room: jax.Array) -> Sampled:
+        empty = cache.start(model, params, windows.shape[0], model.context)
+        state, first = cache.prefill(model, params, empty, windows, real)
+        return sample(
+            cache.stepper(model, params), state, first, rng=rng, limit=model.context, stop=room, end=end,
+            temperature=temperature, top_k=top_k, top_p=top_p,
+        )  # fmt: skip
+
+    return go_on
+
+
+def _window(text: list[int], context: int) -> list[int]:
+    """What the model sees of a text: all of it, or when that leaves no room, the last half of its context."""
+    return text if len(text) <= context else text[-max(1, context // 2) :]
+
+
+def _padded(windows: list[list[int]], width: int) -> tuple[jax.Array, jax.Array]:
+    tokens, real = np.zeros((len(windows), width), np.int32), np.zeros((len(windows), width), bool)
+    for row, window in enumerate(windows):
+        tokens[row, : len(window)], real[row, : len(window)] = window, True
+    return jnp.asarray(tokens), jnp.asarray(real)

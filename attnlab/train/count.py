@@ -1,0 +1,118 @@
+"""What a config costs, from shapes alone: parameters, floating-point operations, activations, key-value cache."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attnlab import tasks
+from attnlab.tasks.task import Outline
+from attnlab.train.cost import compiler_flops, gradient_flops, product_flops, saved_bytes, tree_bytes, tree_size
+
+
+class Row(NamedTuple):
+    """A quantity: of one layer, of what is in none, and of the whole; the first two None where layers are not alike."""
+
+    name: str
+    layer: float | None
+    rest: float | None
+    whole: float
+    unit: str
+
+
+def count(config: Any) -> tuple[str, list[Row]]:
+    """What one row of a batch is, in words, and the rows of `attnlab count`; nothing is allocated.
+
+    Operations are those of products, two for each multiplication; attention counts all pairs, also those that a mask
+    rules out, and experts the active ones.  The compiler's own count has everything else in it, additions, norms and
+    the like; it is that of one and of two layers in a loop, drawn out to all, as XLA counts a scan's body once.
+    Activations are what the forward pass keeps for the backward pass; the compiler may keep less.
+    """
+    kind = tasks.module(config)
+    kind.check_model(config)
+    layered = config.model.get('layers')
+    of = lambda layers, active: kind.outline(config, layers, active)
+    whole, dense = of(None, False), of(None, True)
+    ones = [(of(layers, False), of(layers, True)) for layers in (1, 2)] if layered else []
+
+    def row(name: str, unit: str, value: Callable[[Outline, int], float], active: bool = False) -> Row:
+        total = value(dense if active else whole, layered or 0)
+        if not layered:
+            return Row(name, None, None, total, unit)
+        one, two = (value(each[active], layers) for layers, each in enumerate(ones, 1))
+        return Row(name, two - one, 2 * one - two, total, unit)
+
+    experts = config.model.get('experts', 0)
+    share = config.model.active / experts if experts else 1.0
+    rows = [
+        row('parameters', '', lambda each, _: tree_size(each.params)),
+        row('  without embeddings', '', lambda each, _: _size(each.params, _is_table, 0.0)),
+    ]
+    if experts:
+        rows.append(row('  active a token', '', lambda each, _: _size(each.params, _is_expert, share)))
+    router = lambda each, layers: 2 * each.tokens * config.model.width * experts * layers if experts else 0
+
+    def forward(each: Outline, layers: int) -> float:
+        return product_flops(each.forward, each.params, *each.batch) + router(each, layers)
+
+    def backward(each: Outline, layers: int) -> float:
+        return gradient_flops(_scalar(each), each.params, *each.batch) + 3 * router(each, layers)
+
+    rows += [row('FLOP, forward', '', forward, True), row('FLOP, with backward', '', backward, True)]
+    if layered:
+        small = [each for _, each in ones]
+        rows.append(_compilers('forward', lambda each: each.forward, small, layered))
+        rows.append(_compilers('with backward', lambda each: jax.value_and_grad(_scalar(each)), small, layered))
+    rows.append(row('activations', 'B', lambda each, _: saved_bytes(each.forward, each.params, *each.batch)))
+    if whole.cache is not None:
+        rows.append(row('key-value cache', 'B', lambda each, _: tree_bytes(each.cache)))
+    return whole.what, rows
+
+
+def _compilers(name: str, f: Callable[[Outline], Any], each: list[Outline], layers: int) -> Row:
+    one, two = (compiler_flops(f(outline), outline.params, *outline.batch) for outline in each)
+    return Row(f"  the compiler's, {name}", two - one, 2 * one - two, one + (layers - 1) * (two - one), '')
+
+
+def _scalar(outline: Outline) -> Callable[..., Any]:
+    """Something to take a gradient of, without a loss's own products."""
+    return lambda *args: jnp.sum(outline.forward(*args))
+
+
+def _size(params: Any, chosen: Callable[[list[str]], bool], share: float) -> float:
+    """Parameters, of the chosen ones only a share."""
+    total = 0.0
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        names = [str(getattr(part, 'key', part)) for part in path]
+        total += leaf.size * (share if chosen(names) else 1.0)
+    return total
+
+
+def _is_table(names: list[str]) -> bool:
+    return names[-1] in ('embedding', 'table') and 'relative_bias' not in names
+
+
+def _is_expert(names: list[str]) -> bool:
+    return 'experts' in names and not {'router', 'shared_expert'} & set(names)
+
+
+def table(what: str, rows: list[Row]) -> str:
+    """The rows as text, bytes with their unit."""
+    lines = [f'{"one row: " + what:<36}{"each layer":>22}{"the rest":>22}{"all":>24}']
+    for each in rows:
+        layer, rest, whole = (_shown(value, each.unit) for value in (each.layer, each.rest, each.whole))
+        lines.append(f'{each.name:<36}{layer:>22}{rest:>22}{whole:>24}')
+    return '\n'.join(lines)
+
+
+def _shown(value: float | None, unit: str) -> str:
+    if value is None:
+        return ''
+    if not unit:
+        return f'{value:,.0f}'
+    for prefix in ('', 'Ki', 'Mi', 'Gi', 'Ti'):
+        if abs(value) < 1024 or prefix == 'Ti':
+            return f'{value:,.{0 if prefix == "" else 1}f} {prefix}{unit}'
+        value /= 1024
+    raise AssertionError

@@ -1,0 +1,68 @@
+"""Tiny Shakespeare by characters, in nanoGPT's setting for a CPU: 4 layers, D 128, context 64, batch 12, 2,000 steps.
+
+attnlab train --config=experiments/language/shakespeare_char.py --workdir=runs/shakespeare
+attnlab train --config=experiments/language/shakespeare_char.py:swiglu --workdir=runs/shakespeare_swiglu
+attnlab eval --workdir=runs/shakespeare
+attnlab generate --workdir=runs/shakespeare --prompt="ROMEO:" --temperature=0.8
+"""
+
+from ml_collections import ConfigDict
+
+from attnlab.tasks import transformer
+
+TODAY = dict(positions='rotary', qk_norm='rms', norm='rms', mlp='swiglu')
+VARIANTS = {
+    '': {},
+    'post': dict(order='post'),
+    'sandwich': dict(order='sandwich'),
+    'parallel': dict(parallel=True),
+    'qk_norm': dict(qk_norm='rms'),
+    'rms': dict(norm='rms'),
+    'swiglu': dict(mlp='swiglu'),
+    'rotary': dict(positions='rotary'),
+    'alibi': dict(positions='alibi'),
+    'grouped': dict(kv_heads=1),
+    'sinks': dict(sinks=True),
+    'experts': dict(experts=4, active=1),
+    'today': TODAY,
+    'convolution': dict(mixer='convolution'),
+    'gru': dict(mixer='gru'),
+}
+
+
+def get_config(arg: str = '') -> ConfigDict:
+    """arg: '' for GPT-2's block, or the one thing that is different from it; 'today' for several at once."""
+    if arg not in VARIANTS:
+        raise ValueError(f'the argument is {arg!r}; expected one of {", ".join(map(repr, VARIANTS))}')
+    config = ConfigDict()
+    config.task = 'language'
+    config.seed = 0
+    config.data = dict(
+        name='shakespeare',
+        folder='',  # one that holds input.txt; else $ATTNLAB_DATA/tinyshakespeare, else a download
+        share=0.9,  # of the text, to train on
+        documents='',  # '': one stream; or what parts it: lines, paragraphs, or a string
+        vocabulary='characters',
+        vocabulary_size=0,  # of sub-words
+    )
+    config.model = transformer.fields(name='language', tied=True, use_bias=False, **VARIANTS[arg])
+    config.optimizer = dict(
+        name='adam',
+        b2=0.99,
+        learning_rate=4e-3,
+        schedule='linear',
+        warmup='100 steps',
+        clip=1.0,
+        weight_decay=0.1,
+    )
+    config.train = dict(
+        batch_size=12,
+        accumulate=1,
+        duration='2000 steps',
+        log_every='100 steps',
+        eval_every='500 steps',
+        save_every='500 steps',
+        patience=0,  # evaluations without a better loss before the run ends; 0: never
+        label_smoothing=0.0,
+    )
+    return config
