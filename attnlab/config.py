@@ -50,6 +50,20 @@ def load(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
     return config.lock()
 
 
+def check_fields(section: ConfigDict, name: str, fields: Sequence[str]) -> None:
+    """Raises `UserError` for a field that what the section names asks for and the experiment's file does not give."""
+    for field in fields:
+        if field not in section:
+            asked = f'{name}.name is {section.name!r}, which asks for {name}.{field}'
+            raise UserError(f'{asked}; this experiment has no such field')
+
+
+def check_seed(seed: int) -> None:
+    """Raises `UserError` for a seed that is none: a key of JAX takes 32 bits."""
+    if not 0 <= seed < 2**32:
+        raise UserError(f'seed is {seed}; expected 0 to {2**32 - 1}')
+
+
 def save(config: ConfigDict, path: str | os.PathLike) -> None:
     """Writes the config as JSON: sections as objects, tuples as arrays (a config holds no lists)."""
     path = Path(path)

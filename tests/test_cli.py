@@ -65,8 +65,9 @@ def calls(monkeypatch):
     trained, scored = {'step': 9, 'bleu': 12.5}, ('valid', SCORES)
     stub('attnlab.train.run', train=trained, evaluate=scored, config='the config', load=run)
     stub('attnlab.report.page', run_page='runs/one/report.html')
-    task = types.SimpleNamespace(translate=recorder('translate', None))
+    task = types.SimpleNamespace(**{name: recorder(name, None) for name in ('translate', 'generate', 'attend')})
     monkeypatch.setattr('attnlab.tasks.module', lambda config: task)
+    stub('attnlab.train.count', count=('4 tokens', []), table='the table')
     stub('attnlab.data.alignments', aer=Scores(0.125, 0.5, 1.0))
     stub('attnlab.bench', __path__=[])
     stub('attnlab.bench.seq2seq', main=None)
@@ -184,7 +185,7 @@ def test_eval(calls, capsys):
     ]
 
 
-@pytest.mark.parametrize('command', [['eval'], ['translate', 'A cat.']])
+@pytest.mark.parametrize('command', [['eval'], ['translate', 'A cat.'], ['generate'], ['attend', 'A cat.']])
 def test_a_run_must_exist(capsys, calls, command):
     near = '; runs nearby: runs/one'
     Path('run').mkdir()
@@ -240,6 +241,85 @@ def test_translate_refuses(monkeypatch, capsys, calls):
     assert '--joined' in refused(capsys, 'translate', '--workdir=runs/one', 'x', '--joined=yes')
     assert 'nothing after --' in refused(capsys, 'translate', '--workdir=runs/one', '--', 'x')
     assert not calls
+
+
+# generate, attend, count
+
+GIVEN = ('the config', Path('runs/one'), 'the parameters')
+
+
+def test_generate(calls):
+    assert cli.main(['generate', '--workdir=runs/one']) == 0
+    numbers = ['--tokens=5', '--samples', '2', '--seed=-3', '--temperature=.5', '--top_k=4', '--top_p', '0.9']
+    assert cli.main(['generate', '--workdir=runs/one', '--prompt=- a=b ', *numbers]) == 0
+    assert [call for call in calls if call[0] == 'generate'] == [
+        ('generate', (*GIVEN, ''), {}),  # what is not given is the task's to choose
+        ('generate', (*GIVEN, '- a=b '), dict(tokens=5, samples=2, seed=-3, temperature=0.5, top_k=4, top_p=0.9)),
+    ]
+
+
+@pytest.mark.parametrize(('argv', 'message'), [
+    (['--tokens=many'], "--tokens expects a whole number, got 'many'"),
+    (['--samples=2.0'], "--samples expects a whole number, got '2.0'"),
+    (['--seed=1e3'], "--seed expects a whole number, got '1e3'"),
+    (['--top_k='], '--top_k expects K, got nothing'),
+    (['--temperature=hot'], "--temperature expects a number, got 'hot'"),
+    (['--top_p=90%'], "--top_p expects a number, got '90%'"),
+    (['--tokens=1', '--tokens=2'], '--tokens is given 2 times; once is expected'),
+    (['--prompt'], '--prompt: expected one argument'),
+    (['--topk=3'], "generate does not understand '--topk=3'; did you mean --top_k?"),
+    (['ROMEO:'], "generate takes only flags, got 'ROMEO:'"),
+])  # fmt: skip
+def test_generate_refuses(capsys, calls, argv, message):
+    assert refused(capsys, 'generate', '--workdir=runs/one', *argv) == message
+    assert not calls
+
+
+def test_attend(calls):
+    assert cli.main(['attend', 'A cat.', '--workdir=runs/one']) == 0
+    assert cli.main(['attend', '--workdir=runs/one', '--layer=2', '--head', '1', 'A cat.', '-1 dogs.']) == 0
+    assert [call for call in calls if call[0] == 'attend'] == [
+        ('attend', (*GIVEN, ['A cat.']), dict(layer=None, head=None)),
+        ('attend', (*GIVEN, ['A cat.', '-1 dogs.']), dict(layer=2, head=1)),
+    ]
+
+
+@pytest.mark.parametrize(('argv', 'message'), [
+    ([], 'attend expects a text in quotes, or several'),
+    (['A cat.', ' '], 'attend expects a text in quotes, or several'),
+    (['A cat.', '--layer=last'], "--layer expects a whole number, got 'last'"),
+    (['A cat.', '--head=1.5'], "--head expects a whole number, got '1.5'"),
+    (['A cat.', '--heads=1'], "attend does not understand '--heads=1'; did you mean --head?"),
+])  # fmt: skip
+def test_attend_refuses(capsys, calls, argv, message):
+    assert refused(capsys, 'attend', '--workdir=runs/one', *argv) == message
+    assert not calls
+
+
+def test_count(calls, capsys):
+    assert cli.main(['count', '--config=e.py:x', '--config.model.layers=3']) == 0
+    [(_, (config,), _), (name, args, _)] = calls
+    assert (config.name, config.model.layers, name, args) == ('x', 3, 'table', ('4 tokens', []))
+    assert capsys.readouterr().out == 'the table\n'
+
+
+@pytest.mark.parametrize(('argv', 'message'), [
+    ([], 'count needs --config=FILE[:ARG]'),
+    (['--config=none.py'], 'there is no experiment file none.py'),
+    (['--config=e.py', '--config.model.laysers=3'], 'there is no config.model.laysers; did you mean config.model.lay'),
+    (['--config=e.py', 'model.layers=3'], "count takes only flags, got 'model.layers=3'; did you mean --config.model"),
+    (['--config=e.py', '--workdir=new'], "count does not understand '--workdir=new'"),
+])  # fmt: skip
+def test_count_refuses(capsys, calls, argv, message):
+    assert refused(capsys, 'count', *argv).startswith(message)
+    assert not calls
+
+
+def test_a_task_that_cannot_is_named(capsys, monkeypatch):
+    monkeypatch.setattr('attnlab.tasks.module', lambda config: types.SimpleNamespace())
+    monkeypatch.setattr('attnlab.train.run.config', lambda workdir: types.SimpleNamespace(task='sort'))
+    for command, argv in (('translate', ['x']), ('generate', []), ('attend', ['x'])):
+        assert refused(capsys, command, '--workdir=runs/one', *argv) == f"a run of task 'sort' does not {command}"
 
 
 # aer, bench, and all

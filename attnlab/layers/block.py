@@ -183,9 +183,11 @@ class Block(nn.Module):
 
     def _feed(self) -> Any:
         recipe = self.recipe
-        common: dict[str, Any] = dict(kind=recipe.mlp, features=recipe.mlp_width, dtype=recipe.dtype, **self._starts())
+        common: dict[str, Any] = dict(
+            kind=recipe.mlp, features=recipe.mlp_width, use_bias=recipe.use_bias, dtype=recipe.dtype, **self._starts()
+        )
         if not recipe.experts:
-            return MLP(use_bias=recipe.use_bias, name='mlp', **common)
+            return MLP(name='mlp', **common)
         return Experts(
             experts=recipe.experts, active=recipe.active, capacity_factor=recipe.capacity_factor, shared=recipe.shared,
             order='token',  # by choices, a later token could take the place of an earlier one's second

@@ -55,7 +55,7 @@ class CausalConvolution(nn.Module):
         order = jnp.argsort(~real, axis=1, stable=True)
         both = jnp.concatenate([past.value, jnp.take_along_axis(x, order[..., None], axis=1)], axis=1)
         y = sliding_convolution(both, kernel, is_causal=True)[:, self.taps - 1 :]
-        last = jnp.sum(real, axis=1)[:, None] + jnp.arange(self.taps - 1)
+        last = jnp.sum(real, axis=1)[:, None] + jnp.arange(self.taps - 1)[None]
         past.value = jnp.take_along_axis(both, last[..., None], axis=1)
         return jnp.take_along_axis(y, jnp.argsort(order, axis=1)[..., None], axis=1)
 

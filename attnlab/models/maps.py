@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 
 def attention_maps(intermediates: Mapping[str, Any]) -> dict[str, Float[Array, 'B L N T S']]:
-    """The weights of each kind of attention in a model, by name, such as 'decoder/cross_attention'.
+    """The weights of each kind of attention in a model, by name: 'attention' or, say, 'decoder/cross_attention'.
 
     intermediates: what `model.apply(..., mutable=['intermediates'])` gives, of blocks in a loop or in a scan.
     """
@@ -18,7 +18,7 @@ def attention_maps(intermediates: Mapping[str, Any]) -> dict[str, Float[Array, '
         *names, last, _ = (str(getattr(part, 'key', getattr(part, 'idx', part))) for part in path)
         if last != 'attention_weights':
             continue
-        kind = '/'.join(name for name in names if not name.startswith('block'))
+        kind = '/'.join(name for name in names if not name.startswith('block') and name != 'stack')
         at = next(name for name in names if name.startswith('block'))
         stacked = weights if at == 'blocks' else weights[None]
         first = 0 if at == 'blocks' else int(at.removeprefix('block_'))

@@ -22,7 +22,7 @@ def write(
     """Writes a picture a layer, its heads side by side (or one of them), and `weights.npz`; returns what it wrote.
 
     maps: the weights of each kind [L, N, T, S], such as 'decoder/cross_attention'; `weights.npz` holds all of them,
-      beside `rows KIND` and `columns KIND`, whatever is drawn.
+      beside `rows KIND` and `columns KIND`, with a dot for a slash, whatever is drawn.
     layer, head: from 1; all if None.
 
     Raises UserError for a layer or head that the model does not have, before anything is written.

@@ -76,15 +76,16 @@ def _checked(weights, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray
 
 
 def mark(axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float) -> None:
-    """Produced tokens down the left, source tokens along the top, `size` points high; none where there are none."""
+    """Labels of a picture: produced tokens down the left, source tokens along the top, none of a side without any."""
     style = {'fontsize': size, 'fontfamily': FONT, 'color': INK, 'parse_math': False}
     axes.xaxis.tick_top()
     axes.set_xticks(range(len(columns)), [_crop(_printable(label), LONGEST_LABEL) for label in columns],
                     rotation=60, ha='left', va='bottom', rotation_mode='anchor', **style)
     axes.set_yticks(range(len(rows)), [_crop(_printable(label), LONGEST_LABEL) for label in rows], **style)
     axes.tick_params(length=0, pad=4)
-    axes.set_xticks(np.arange(0.5, len(columns) - 1), minor=True)
-    axes.set_yticks(np.arange(0.5, len(rows) - 1), minor=True)
+    steps, length = axes.images[0].get_size()
+    axes.set_xticks(np.arange(0.5, length - 1), minor=True)
+    axes.set_yticks(np.arange(0.5, steps - 1), minor=True)
     axes.tick_params(which='minor', length=0)
     axes.grid(which='minor', color=GRID, linewidth=0.5)
 

@@ -54,6 +54,8 @@ FIELDS: dict[str, Any] = dict(
 
 _POSITIONS = ('learned', 'sinusoidal', 'rotary', 'alibi', 'relative', 'none')
 _DTYPES = ('float32', 'bfloat16')
+_MLPS = ('relu', 'gelu', 'gelu_tanh', 'swiglu', 'geglu', 'reglu')
+_IMPLEMENTATIONS = ('auto', 'dense', 'blockwise', 'cudnn', 'splash', 'xla')
 
 
 def fields(**changes: Any) -> dict[str, Any]:
@@ -73,7 +75,8 @@ def check(model: Any) -> None:
     for name in ('dropout', 'attention_dropout', 'layer_drop'):
         if not 0.0 <= model[name] < 1.0:
             raise UserError(f'model.{name} is {model[name]}; expected 0 <= rate < 1')
-    for name, known in (('positions', _POSITIONS), ('dtype', _DTYPES), ('qk_norm', ('none', 'rms', 'l2'))):
+    for name, known in (('positions', _POSITIONS), ('dtype', _DTYPES), ('qk_norm', ('none', 'rms', 'l2')),
+                        ('mlp', _MLPS), ('implementation', _IMPLEMENTATIONS)):  # fmt: skip
         if model[name] not in known:
             raise UserError(f'model.{name} is {model[name]!r}; expected one of {", ".join(known)}')
     if model.rotary_base <= 1.0:

@@ -122,6 +122,39 @@ def test_padding_never_matters_and_gives_zero(is_causal, bad):
     np.testing.assert_allclose(have[0][:1, : T - 2], alone, atol=1e-6)
 
 
+IDS = jnp.array([[1, 1, 2, 2, 2, 2, 0], [5, 5, 5, 5, 3, 3, 3]])
+RUNS = [(0, slice(0, 2)), (0, slice(2, 6)), (0, slice(6, 7)), (1, slice(0, 4)), (1, slice(4, 7))]
+
+
+@pytest.mark.parametrize('W, how', [(2, {}), (3, {'dilation': 2}), (4, {'groups': 2})], ids=str)
+@pytest.mark.parametrize('is_causal', [True, False])
+def test_segments_are_each_alone(is_causal, W, how):
+    x, kernel = draw(W, how.get('groups', 1))
+    output = convolve(x, kernel, is_causal=is_causal, segment_ids=IDS, **how)
+    for b, part in RUNS:
+        alone, *_ = definition(np.asarray(x)[b : b + 1, part], kernel, is_causal=is_causal, **how)
+        np.testing.assert_allclose(output[b, part], alone[0], atol=1e-5)
+
+
+@pytest.mark.parametrize('is_causal', [True, False])
+def test_nothing_comes_over_the_border_of_a_segment(is_causal):
+    """Neither a gradient nor a NaN."""
+    x, kernel = draw(4)
+    call = lambda x: sliding_convolution(x, kernel, is_causal=is_causal, segment_ids=IDS)
+    slope = jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(call(x)[0, 2:6]))))(x)
+    np.testing.assert_array_equal(np.any(slope != 0, axis=-1), IDS == 2)
+    spoilt = np.isnan(convolve(x.at[0, 3].set(jnp.nan), kernel, is_causal=is_causal, segment_ids=IDS))
+    seen = [3, 4, 5] if is_causal else [2, 3, 4]  # what reaches it is 3 to 6, or 1 to 4; its segment is 2 to 5
+    assert np.argwhere(np.any(spoilt, axis=-1)).tolist() == [[0, t] for t in seen]
+
+
+def test_segments_and_lengths_together():
+    x, kernel = draw(3)
+    output = convolve(x.at[0, 4:].set(jnp.nan), kernel, lengths=jnp.array([4, 7]), segment_ids=IDS)
+    expected = convolve(x.at[0, 4:].set(0), kernel, segment_ids=IDS).at[0, 4:].set(0)
+    np.testing.assert_allclose(output, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 def test_half_precision_is_summed_in_float32(dtype):
     x, kernel = draw(3, dtype=dtype)
@@ -176,6 +209,9 @@ ERRORS = {
     r'dilation is 0; expected at least 1': {'dilation': 0},
     r'lengths has shape \(3,\) and dtype int32; expected \[B\] = \(2,\) signed': {'lengths': jnp.array([1, 2, 3])},
     r'lengths has shape \(2,\) and dtype float32; expected': {'lengths': jnp.array([1.0, 2.0])},
+    r'segment_ids has shape \(7,\) and dtype int32; expected \[B, T\] = \(2, 7\) signed': {'segment_ids': IDS[0]},
+    r'segment_ids has shape \(2, 6\) and dtype int32; expected': {'segment_ids': IDS[:, 1:]},
+    r'segment_ids has shape \(2, 7\) and dtype bool; expected': {'segment_ids': IDS == 1},
 }  # fmt: skip
 
 

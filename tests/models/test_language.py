@@ -81,9 +81,11 @@ def test_published_models_have_the_parameters_that_were_published(made, count):
     assert parameters(made) == count
 
 
-@pytest.mark.parametrize('name', VARIANTS)
-def test_no_logit_depends_on_what_comes_later(name):
-    made, row = model(VARIANTS[name], tied=False), jnp.arange(T)[None]  # each token once: its embedding is its place
+@pytest.mark.parametrize('name, changed', [(name, {}) for name in VARIANTS] + [
+    ('plain', {'positions': 'sinusoidal'}), ('plain', {'positions': 'none'}),
+])  # fmt: skip
+def test_no_logit_depends_on_what_comes_later(name, changed):
+    made, row = model(VARIANTS[name], tied=False, **changed), jnp.arange(T)[None]  # each token once: its embedding
     params = started(made)['params']
 
     @partial(jax.jit, compiler_options=QUICK)
@@ -93,10 +95,10 @@ def test_no_logit_depends_on_what_comes_later(name):
 
     found = slopes(params['embedding']['embedding'])  # [T, T], of the logits at t by the embedding at s
     assert jnp.all(jnp.triu(found, 1) == 0)
-    if VARIANTS[name].window is None:
-        assert jnp.all(found[jnp.tril_indices(T)] > 0)
-    else:  # two layers look back twice as far as one
+    if VARIANTS[name].window:  # two layers look back twice as far as one
         assert found[-1, 0] == 0 < found[-1, 1]
+    else:
+        assert jnp.all(found[jnp.tril_indices(T)] > 0)
 
 
 @pytest.mark.parametrize('name', ['plain', 'post', 'experts'])

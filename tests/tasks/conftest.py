@@ -1,4 +1,4 @@
-"""A tiny run of the grammar's experiment, trained once a session."""
+"""Tiny runs of experiments, each trained once a session."""
 
 import pytest
 
@@ -25,4 +25,57 @@ def tiny(tmp_path_factory):
     """The work directory of a trained tiny run."""
     workdir = tmp_path_factory.mktemp('runs') / 'tiny'
     run.train(tiny_config(), workdir)
+    return workdir
+
+
+LINES = [f'the {who} {does} {whom}.' for who in ('cat', 'dog', 'old teacher') for does in ('sees', 'fears', 'likes')
+         for whom in ('Zoe', 'a bird', 'the quick mouse', 'Jim')]  # fmt: skip
+TRANSFORMER = {'model.layers': '1', 'model.width': '16', 'model.heads': '2', 'model.context': '16'}
+STEPS = {
+    'optimizer.learning_rate': '0.01', 'optimizer.warmup': '2 steps', 'train.batch_size': '4',
+    'train.duration': '20 steps', 'train.eval_every': '14 steps', 'train.save_every': '7 steps',
+    'train.log_every': '1 steps',
+}  # fmt: skip
+
+
+def tiny_language(folder, arg='', **changes):
+    """The experiment with Shakespeare's characters on `LINES`, which are put into a folder, as small."""
+    folder.mkdir(exist_ok=True)
+    (folder / 'input.txt').write_text('\n'.join(LINES) + '\n')
+    overrides = TRANSFORMER | STEPS | {'data.folder': str(folder)}
+    overrides |= {key.replace('__', '.'): str(value) for key, value in changes.items()}
+    return configs.load(f'experiments/language/shakespeare_char.py{":" + arg if arg else ""}', list(overrides.items()))
+
+
+def tiny_transformer(**changes):
+    """The grammar's Transformer, as small, with two layers."""
+    data = {key: value for key, value in TINY.items() if key.startswith(('data.', 'train.'))}
+    overrides = TRANSFORMER | data | {'model.layers': '2', 'data.widths': '20'}
+    overrides |= {'optimizer.warmup': '2 steps', 'train.duration': '3 steps'}
+    overrides |= {key.replace('__', '.'): str(value) for key, value in changes.items()}
+    return configs.load('experiments/align/grammar_transformer.py', list(overrides.items()))
+
+
+@pytest.fixture(scope='session')
+def stream(tmp_path_factory):
+    """The work directory of a trained language model of a stream of text."""
+    folder = tmp_path_factory.mktemp('stream')
+    run.train(tiny_language(folder, model__dropout='0.1', train__accumulate='2'), folder / 'run')
+    return folder / 'run'
+
+
+@pytest.fixture(scope='session')
+def documents(tmp_path_factory):
+    """The work directory of a trained language model of one line a document, short of learning when they end."""
+    folder = tmp_path_factory.mktemp('documents')
+    changes = dict(data__documents='lines', train__duration='3 steps', model__experts='2', model__active='1')
+    run.train(tiny_language(folder, **changes), folder / 'run')
+    return folder / 'run'
+
+
+@pytest.fixture(scope='session')
+def translating(tmp_path_factory):
+    """The work directory of a trained tiny Transformer."""
+    workdir = tmp_path_factory.mktemp('runs') / 'transformer'
+    run.train(tiny_transformer(), workdir)
     return workdir

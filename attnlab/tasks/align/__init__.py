@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attnlab.config import check_seed
 from attnlab.data import batches, grammar
 from attnlab.data.alignments import Link, write_links
 from attnlab.data.vocabulary import PAD, Vocabulary
@@ -27,8 +28,7 @@ READINGS = {'emit': 0, 'shifted': 1}
 
 def check(config: Any) -> None:
     """Raises UserError for values that no model or corpus can be made of, before anything is read or written."""
-    if config.seed < 0:
-        raise UserError(f'seed is {config.seed}; expected 0 or more')
+    check_seed(config.seed)
     corpus.check(config.data)
     models.build(config, 5, 5)
     if config.decode.beams < 1:

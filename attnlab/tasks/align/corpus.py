@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attnlab.config import check_fields
 from attnlab.data import grammar, parallel, vocabulary
 from attnlab.data.batches import check_ids
 from attnlab.data.pairs import Pairs
@@ -14,6 +15,12 @@ from attnlab.errors import UserError
 
 LANGUAGES = ('en', 'fr')
 SIDES = ('source', 'target')
+
+FIELDS = {
+    'grammar': ('train_examples', 'test_examples'), 'multi30k': ('folder',),
+    'files': ('languages', 'train', 'valid', 'test'),
+}  # fmt: skip
+"""What a config says of each corpus, beside what it says of all."""
 
 
 class Encoded(NamedTuple):
@@ -82,6 +89,7 @@ def save(vocabularies: tuple[Vocabulary, Vocabulary], workdir: Path) -> None:
 def check(data: Any) -> None:
     """Raises UserError for a description of a corpus that cannot be one."""
     splits(data)
+    check_fields(data, 'data', (*FIELDS[data.name], 'widths', 'shared'))
     widths = tuple(data.widths)
     if not widths or list(widths) != sorted(set(widths)) or widths[0] < 2:
         raise UserError(f'data.widths is {widths}; expected ascending numbers of tokens, 2 or more')

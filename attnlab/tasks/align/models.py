@@ -1,12 +1,13 @@
 """The translation models of configs, behind one set of functions."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from attnlab.config import check_fields
 from attnlab.errors import UserError
 from attnlab.models.maps import attention_maps
 from attnlab.models.recurrent import RecurrentSeq2Seq
@@ -24,6 +25,7 @@ class Model(NamedTuple):
     start: (params, source, limit) -> the state before the first of `limit` tokens.
     step: (params, limit, state, tokens [B]) -> (state, logits [B, V], attention [B, S] of `layer`).
     layer, shift: which layer's attention is the alignment, and how many steps after a word it is read.
+    longest: the most tokens that a side may have, where positions are learned; else None.
     """
 
     init: Callable[..., Any]
@@ -34,17 +36,25 @@ class Model(NamedTuple):
     step: Callable[..., Any]
     layer: int = 0
     shift: int = 0
+    longest: int | None = None
 
 
 def build(config: Any, source_size: int, target_size: int) -> Model:
     """The model of a config for vocabularies of the given sizes; UserError for values that make none."""
     match config.model.name:
         case 'recurrent':
+            check_fields(config.model, 'model', ('cell', 'attention', 'embedding', 'hidden'))
             return _recurrent(config.model, source_size, target_size)
         case 'transformer':
-            return _transformer(config.model, source_size, target_size)
+            check_fields(config.model, 'model', ('shared_embedding', *transformer.FIELDS))
+            return _transformer(config.model, config.data.widths, source_size, target_size)
         case name:
             raise UserError(f"model.name is {name!r}; expected 'recurrent' or 'transformer'")
+
+
+def most_tokens(width: int) -> int:
+    """The tokens after which a translation of a source of this width is cut: far more than French needs."""
+    return 2 * width + 8
 
 
 def attends(config: Any) -> bool:
@@ -92,7 +102,7 @@ def _recurrent(fields: Any, source_size: int, target_size: int) -> Model:
     return Model(_init(model), train, read, maps, start, step)
 
 
-def _transformer(fields: Any, source_size: int, target_size: int) -> Model:
+def _transformer(fields: Any, widths: Sequence[int], source_size: int, target_size: int) -> Model:
     transformer.check(fields)
     if fields.mixer != 'attention':
         raise UserError(f"model.mixer is {fields.mixer!r}; an encoder sees both sides, expected 'attention'")
@@ -100,6 +110,10 @@ def _transformer(fields: Any, source_size: int, target_size: int) -> Model:
         raise UserError(f'model.alignment_layer is {fields.alignment_layer}; expected 1 to {fields.layers}, the layers')
     if fields.alignment_shift not in (0, 1):
         raise UserError(f'model.alignment_shift is {fields.alignment_shift}; expected 0 or 1')
+    longest = fields.context if fields.positions == 'learned' else None
+    if longest is not None and longest < most_tokens(widths[-1]):
+        needed = f'{most_tokens(widths[-1])}, what a translation of {widths[-1]} tokens may take'
+        raise UserError(f'model.context is {fields.context} with learned positions; expected at least {needed}')
     model = TransformerSeq2Seq(
         source_size, target_size, fields.width, fields.layers, fields.context, transformer.recipe(fields),
         transformer.added(fields), fields.shared_embedding, fields.scan, fields.remat,
@@ -137,4 +151,4 @@ def _transformer(fields: Any, source_size: int, target_size: int) -> Model:
         return state | {'cache': changed['cache']}, logits, jnp.mean(weights, axis=1)
 
     maps = lambda params, source, inputs: read_all(params, source, inputs)[1]
-    return Model(_init(model), train, read, maps, start, step, layer, fields.alignment_shift)
+    return Model(_init(model), train, read, maps, start, step, layer, fields.alignment_shift, longest)

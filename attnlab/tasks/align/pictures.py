@@ -135,7 +135,7 @@ def attend(
 ) -> None:
     """Draws every attention of the model while it reads a sentence and its own translation; prints the files."""
     inputs = np.array([[BOS, *target[:-1]]])
-    maps = jax.device_get(model.maps(params, np.array([source]), inputs))
+    maps = jax.device_get(jax.jit(model.maps)(params, np.array([source]), inputs))
     read, made = vocabularies[0].pieces(source), vocabularies[1].pieces(target)
     fed = [SPECIAL[BOS], *made[:-1]]
     names = {

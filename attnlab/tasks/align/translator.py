@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.data.batches import Rows, pad, plan
+from attnlab.data.batches import Rows, pad, plan, width_of
 from attnlab.data.vocabulary import BOS, EOS, PAD
 from attnlab.decode.beam import Beams, beam_search
 from attnlab.decode.greedy import Decoded, greedy
+from attnlab.errors import UserError
 from attnlab.kernels.losses import cross_entropy
-from attnlab.tasks.align.models import Model
+from attnlab.tasks.align.models import Model, most_tokens
 from attnlab.tasks.task import Params
 
 
@@ -28,7 +29,7 @@ class Translator(NamedTuple):
     """A model in use, its functions compiled once a shape.
 
     force: (params, source [B, S], labels [B, T]) -> (Sums, attention [B, L, T, S]).
-    free: (params, source) -> Decoded, greedily, with the attention of `layer`.  layer, shift: as in `Model`.
+    free: (params, source) -> Decoded, greedily, with the attention of `layer`.  layer, shift, longest: as in `Model`.
     search: (params, source) -> Beams; None where there is but one beam.
     """
 
@@ -37,6 +38,7 @@ class Translator(NamedTuple):
     search: Callable[..., Beams] | None
     layer: int
     shift: int
+    longest: int | None
     widths: tuple[int, ...]
     batch_size: int
 
@@ -58,7 +60,7 @@ def make(
         return cross_entropy(logits, labels, padding=PAD), weights
 
     def begin(params: Params, source: jax.Array) -> tuple[int, Any, Any]:
-        limit = 2 * source.shape[1] + 8  # twice the source and some: far more than French needs, one shape a width
+        limit = most_tokens(source.shape[1])
         return limit, model.start(params, source, limit), partial(model.step, params, limit)
 
     @jax.jit
@@ -72,10 +74,17 @@ def make(
         first = jnp.full(source.shape[:1], BOS)
         return beam_search(step, state, first, beams=beams, limit=limit, end=EOS, length_penalty=length_penalty)
 
-    return Translator(force, free, search if beams > 1 else None, model.layer, model.shift, tuple(widths), batch_size)
+    return Translator(
+        force, free, search if beams > 1 else None, model.layer, model.shift, model.longest, tuple(widths), batch_size
+    )
 
 
 def _batches(translator: Translator, lengths: Sequence[int], batch_size: int | None = None) -> list[Rows]:
+    """UserError for a sentence that has more tokens than the model has positions."""
+    widest = most_tokens(width_of(max(lengths, default=1), translator.widths))
+    if translator.longest is not None and widest > translator.longest:
+        came = f'a sentence of {max(lengths)} tokens needs room for {widest}'
+        raise UserError(f'{came}; the model has {translator.longest} learned positions')
     return plan(np.array(lengths), np.arange(len(lengths)), translator.widths, batch_size or translator.batch_size)
 
 

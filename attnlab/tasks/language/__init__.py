@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attnlab.config import check_seed
 from attnlab.data import rows
 from attnlab.data.rows import IGNORE, Rows
 from attnlab.data.tokens import Tokens
@@ -29,8 +30,7 @@ EVALUATED = 8192
 
 def check(config: Any) -> None:
     """Raises UserError for values that no model or text can be made of, before anything is read or written."""
-    if config.seed < 0:
-        raise UserError(f'seed is {config.seed}; expected 0 or more')
+    check_seed(config.seed)
     corpus.check(config.data)
     build_model(config, 5)
     if not 0.0 <= config.train.label_smoothing < 1.0:

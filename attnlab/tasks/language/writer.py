@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attnlab.config import check_seed
 from attnlab.data.tokens import Tokens
 from attnlab.decode import cache
 from attnlab.decode.sampling import Sampled, sample
@@ -41,6 +42,7 @@ def write(
     for name, number in (('tokens', tokens), ('samples', samples)):
         if number < 1:
             raise UserError(f'{name} is {number}; expected at least 1')
+    check_seed(seed)
     ids = start(vocabulary, prompt, documents)
     end = vocabulary.marks[1] if documents and vocabulary.marks else None
     go_on = continuation(model, end, temperature, top_k, top_p)
@@ -48,7 +50,9 @@ def write(
     open_rows = np.ones(samples, bool)
     turn = 0
     while open_rows.any():
-        windows, left = [_window(text, model.context) for text in texts], want - max(map(len, texts))
+        # A text that has ended is not read any more, and leaves the others all their room.
+        windows = [_window(text, model.context if more else 1) for text, more in zip(texts, open_rows, strict=True)]
+        left = want - max(map(len, texts))
         room = min(left, model.context - max(map(len, windows)) + 1)
         sampled = go_on(params, *_padded(windows, model.context), jax.random.fold_in(jax.random.key(seed), turn), room)
         for row in np.flatnonzero(open_rows):

@@ -1,0 +1,105 @@
+"""Pictures of every layer and head, from known attention."""
+
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from attnlab.errors import UserError
+from attnlab.tasks import headmaps
+
+ROWS, COLUMNS = ['le', 'café', '</s>'], ['The', 'café', 'closed', '</s>']
+# Six heads, of which number n looks at one place: row n % 3, column n % 4; no picture is its own transpose.
+HEADS = np.zeros((6, 3, 4), np.float32)
+for head in range(6):
+    HEADS[head, head % 3, head % 4] = 1
+
+
+def labels(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def test_each_head_has_a_panel_of_its_own_weights():
+    picture = headmaps.figure(HEADS, ROWS, COLUMNS, 'decoder, layer 2')
+    panels = [axes for axes in picture.axes if axes.get_visible()]
+    assert [axes.get_title(loc='left') for axes in panels] == [f'head {number}' for number in range(1, 7)]
+    for axes, weights in zip(panels, HEADS, strict=True):
+        (image,) = axes.images
+        np.testing.assert_array_equal(np.asarray(image.get_array()), weights)
+        assert image.get_clim() == (0, 1) and image.origin == 'upper'
+    assert picture.get_suptitle() == 'decoder, layer 2'
+
+
+def test_labels_stand_at_the_outer_panels():
+    picture = headmaps.figure(HEADS, ROWS, COLUMNS, '')
+    panels = picture.axes[:6]  # four, and two below
+    assert [labels(axes.yaxis) for axes in panels] == [ROWS, [], [], [], ROWS, []]
+    assert [labels(axes.xaxis) for axes in panels] == [[], [], COLUMNS, COLUMNS, COLUMNS, COLUMNS]
+    first, second = panels[0].get_position(), panels[4].get_position()
+    assert first.y0 > second.y1 and first.x0 == pytest.approx(second.x0)
+
+
+def test_a_dark_pixel_is_where_the_weight_is():
+    picture = headmaps.figure(HEADS[1:2], ROWS, COLUMNS, '', first=2)
+    canvas = FigureCanvasAgg(picture)
+    canvas.draw()
+    pixels, axes = np.asarray(canvas.buffer_rgba())[..., 0], picture.axes[0]
+    assert axes.get_title(loc='left') == 'head 2'
+    for row in range(3):
+        for column in range(4):
+            x, y = axes.transData.transform((column, row)).astype(int)
+            dark = pixels[pixels.shape[0] - 1 - y, x] < 128
+            assert dark == ((row, column) == (1, 1))
+
+
+def test_two_texts_never_share_a_file():
+    texts = ['The cat.', 'the cat', 'The cat!', 'THE CAT', 'été', 'ete', '', '...', 'x' * 60, 'x' * 61]
+    names = [headmaps.slug(text) for text in texts]
+    assert len(set(names)) == len(texts) and names == [headmaps.slug(text) for text in texts]
+    assert names[0].startswith('the-cat-')
+    assert all(len(name) <= 47 and set(name) <= set('abcdefghijklmnopqrstuvwxyz0123456789-') for name in names)
+
+
+MAPS = {'encoder/attention': np.stack([HEADS[:2, :, :3]] * 3), 'decoder/cross_attention': np.stack([HEADS[:4]] * 3)}
+LABELS = {'encoder/attention': (ROWS, ROWS), 'decoder/cross_attention': (ROWS, COLUMNS)}
+
+
+def test_a_picture_a_layer_and_one_array_file(tmp_path):
+    written = headmaps.write(tmp_path / 'a' / 'b', MAPS, LABELS)
+    kinds = ('encoder-attention', 'decoder-cross_attention')
+    names = ['weights.npz', *(f'{kind}-layer{layer}.png' for kind in kinds for layer in (1, 2, 3))]
+    assert [path.name for path in written] == names
+    assert sorted(path.name for path in (tmp_path / 'a' / 'b').iterdir()) == sorted(names)
+    assert all(matplotlib.image.imread(path).ndim == 3 for path in written[1:])
+    with np.load(written[0], allow_pickle=False) as arrays:
+        assert len(arrays.files) == 6
+        for kind, weights in MAPS.items():
+            name = kind.replace('/', '.')
+            np.testing.assert_array_equal(arrays[name], weights)
+            assert (arrays[f'rows {name}'].tolist(), arrays[f'columns {name}'].tolist()) == LABELS[kind]
+
+
+def test_one_layer_or_head_is_drawn_alone_and_all_are_kept(tmp_path, monkeypatch):
+    drawn, real = [], headmaps.figure
+    monkeypatch.setattr(headmaps, 'figure', lambda *args: drawn.append(args) or real(*args))
+    written = headmaps.write(tmp_path, MAPS, LABELS, layer=3, head=2)
+    names = ['weights.npz', 'encoder-attention-layer3-head2.png', 'decoder-cross_attention-layer3-head2.png']
+    assert [path.name for path in written] == names
+    for (heads, *_, title, first), weights in zip(drawn, MAPS.values(), strict=True):
+        np.testing.assert_array_equal(heads, weights[2, 1:2])
+        assert title.endswith('attention, layer 3') and first == 2
+    with np.load(written[0], allow_pickle=False) as arrays:
+        assert arrays['encoder.attention'].shape == (3, 2, 3, 3)
+
+
+@pytest.mark.parametrize(('chosen', 'message'), [
+    ({'layer': 0}, '--layer is 0; expected 1 to 3, those of encoder/attention'),
+    ({'layer': 4}, '--layer is 4; expected 1 to 3, those of encoder/attention'),
+    ({'head': 3}, '--head is 3; expected 1 to 2, those of encoder/attention'),
+])  # fmt: skip
+def test_what_a_model_does_not_have_is_refused_before_anything_is_written(tmp_path, chosen, message):
+    with pytest.raises(UserError, match=message):
+        headmaps.write(tmp_path / 'new', MAPS, LABELS, **chosen)
+    with pytest.raises(UserError, match='this model has no attention to look at'):
+        headmaps.write(tmp_path / 'new', {}, {})
+    assert not (tmp_path / 'new').exists()

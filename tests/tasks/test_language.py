@@ -1,0 +1,602 @@
+"""The language task on a tiny text, and what one does with its runs; the same of a tiny Transformer that translates."""
+
+import hashlib
+import json
+import math
+import re
+import zlib
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab import cli, tasks
+from attnlab.data.alignments import alignment_error_rate
+from attnlab.data.rows import IGNORE
+from attnlab.data.vocabulary import BOS, EOS
+from attnlab.decode.beam import beam_search
+from attnlab.decode.greedy import greedy
+from attnlab.errors import UserError
+from attnlab.tasks import align, heatmap, language
+from attnlab.tasks.align import corpus as pairs
+from attnlab.tasks.align import models, translator
+from attnlab.tasks.language import corpus, writer
+from attnlab.train import checkpoint, loop, metrics, run
+from tests.quick import QUICK
+from tests.tasks.conftest import LINES, tiny_language, tiny_transformer
+
+TEXT = '\n'.join(LINES) + '\n'
+T = 16
+
+
+def text_of(vocabulary, ids):
+    return ''.join(vocabulary.characters[i] for i in ids)
+
+
+# Training
+
+
+def test_labels_are_the_tokens_one_later(tmp_path):
+    task = language.build(tiny_language(tmp_path), tmp_path)
+    task.save(tmp_path)
+    vocabulary = corpus.vocabulary(None, tmp_path)
+    batch = task.batch(0)
+    assert {name: each.shape for name, each in batch.items()} == {'tokens': (4, T), 'labels': (4, T)}
+    np.testing.assert_array_equal(batch['tokens'][:, 1:], batch['labels'][:, :-1])
+    for tokens, labels in zip(batch['tokens'], batch['labels'], strict=True):
+        assert text_of(vocabulary, [*tokens, labels[-1]]) in TEXT[: int(0.9 * len(TEXT))]
+
+
+def test_a_text_is_cut_as_nanogpt_cuts_it(tmp_path, shared):
+    data = tiny_language(tmp_path).data
+    at = int(len(TEXT) * 0.9)
+    assert [corpus.read(data, split, 0)[0].text for split in ('train', 'valid')] == [TEXT[:at], TEXT[at:]]
+    data = tiny_language(tmp_path, data__folder=shared('tinyshakespeare')).data
+    lengths = [len(corpus.read(data, split, 0)[0].text) for split in ('train', 'valid')]
+    assert lengths == [1_003_854, 111_540]  # which its prepare.py prints
+
+
+def drawn(path, shape):
+    """Values that a parameter of this name and shape has in any model: nothing else makes two losses differ."""
+    seed = zlib.crc32(jax.tree_util.keystr(path).encode())
+    return 0.3 * np.random.default_rng(seed).standard_normal(shape.shape, np.float32)
+
+
+def first_loss(config, workdir):
+    task = language.build(config, workdir)
+    params = jax.tree_util.tree_map_with_path(drawn, jax.eval_shape(task.init, jax.random.key(0)))
+    sums = jax.jit(task.loss, compiler_options=QUICK)(params, task.batch(0), jax.random.key(0))
+    return float(sums.total / sums.weight)
+
+
+def test_an_untrained_model_knows_nothing(tmp_path):
+    task = language.build(tiny_language(tmp_path), tmp_path)
+    params = jax.jit(task.init, compiler_options=QUICK)(jax.random.key(0))
+    sums = jax.jit(task.loss, compiler_options=QUICK)(params, task.batch(0), jax.random.key(0))
+    assert float(sums.total / sums.weight) == pytest.approx(math.log(len(set(TEXT))), abs=0.02)
+
+
+def test_parameters_start_as_wide_as_asked(tmp_path):
+    def kernels(**changes):
+        config = tiny_language(tmp_path, model__width=64, **changes)
+        init = jax.jit(language._init(language.build_model(config, 9)), compiler_options=QUICK)
+        mlp = init(jax.random.key(0))['stack']['block_0']['mlp']
+        return [float(np.std(mlp[name]['kernel'])) for name in ('up', 'down')]
+
+    assert kernels(model__init=0.3) == pytest.approx([0.3, 0.3 / math.sqrt(2)], rel=0.03)  # by sqrt(2 L)
+    assert kernels(model__init=0, model__scaled_init='false') == pytest.approx([1 / 8, 1 / 16], rel=0.03)
+
+
+# Each with the one that it is to differ from.
+CHANGES = [
+    ({'train__label_smoothing': 0.2}, {}),
+    *[({f'model__{name}': 0.5}, {}) for name in ('dropout', 'attention_dropout', 'layer_drop')],
+    *[({'model__positions': name}, {}) for name in ('sinusoidal', 'rotary', 'alibi', 'relative', 'none')],
+    ({'model__positions': 'rotary', 'model__rotary_base': 10}, {'model__positions': 'rotary'}),
+    *[({'model__mixer': name}, {}) for name in ('convolution', 'gru')],
+    ({'model__mixer': 'convolution', 'model__taps': 2}, {'model__mixer': 'convolution'}),
+    ({'model__qk_norm': 'rms'}, {}), ({'model__order': 'post'}, {}), ({'model__mlp': 'swiglu'}, {}),
+    ({'model__kv_heads': 1}, {}), ({'model__head_width': 4}, {}), ({'model__sinks': 'true'}, {}),
+    ({'model__window': 3}, {}), ({'model__norm': 'rms'}, {}), ({'model__parallel': 'true'}, {}),
+    ({'model__mlp_width': 24}, {}), ({'model__use_bias': 'true'}, {}), ({'model__tied': 'false'}, {}),
+    ({'model__dtype': 'bfloat16'}, {}), ({'model__experts': 4}, {}),
+]  # fmt: skip
+EXPERTS = {'model__experts': 4}
+CHANGES += [
+    (EXPERTS | {name: value}, EXPERTS) for name, value in (
+        ('model__active', 1), ('model__capacity_factor', 0.5), ('model__shared_expert', 'true'),
+        ('model__load_balance', 1.0), ('model__router_z', 1.0),
+    )
+]  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def loss_of(tmp_path_factory):
+    found = {}
+
+    def of(changes):
+        key = tuple(sorted(changes.items()))
+        if key not in found:
+            folder = tmp_path_factory.mktemp('changed')
+            found[key] = first_loss(tiny_language(folder, **changes), folder)
+        return found[key]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ('changes', 'others'), CHANGES, ids=['-'.join(f'{k}={v}'.removeprefix('model__') for k, v in c.items())
+                                         for c, _ in CHANGES],
+)  # fmt: skip
+def test_every_field_changes_the_first_loss(loss_of, changes, others):
+    found, other = loss_of(changes), loss_of(others)
+    assert math.isfinite(found) and abs(found - other) > 1e-5
+
+
+def test_what_only_saves_memory_does_not_but_is_there(loss_of, tmp_path):
+    assert loss_of({'model__remat': 'full'}) == pytest.approx(loss_of({}), abs=1e-6)
+    built = language.build_model(tiny_language(tmp_path, model__remat='full', model__scan='true'), 9)
+    assert (built.remat, built.scan) == ('full', True)
+
+
+@pytest.fixture(scope='module')
+def packed(tmp_path_factory):
+    """A task of documents with experts, its parameters and jitted loss."""
+    folder = tmp_path_factory.mktemp('packed')
+    config = tiny_language(folder, data__documents='lines', model__context=64, model__init=0.3, **EXPERTS)
+    task = language.build(config, folder)
+    loss = jax.jit(task.loss, compiler_options=QUICK)
+    return task, partial(loss, task.init(jax.random.key(0)), rng=jax.random.key(1))
+
+
+def test_no_label_goes_across_a_boundary(packed):
+    task, _ = packed
+    batch = task.batch(0)
+    segments, labels, tokens = batch['segments'], batch['labels'], batch['tokens']
+    last = segments != np.pad(segments[:, 1:], ((0, 0), (0, 1)))
+    np.testing.assert_array_equal(labels == IGNORE, last | (segments == 0))
+    np.testing.assert_array_equal(labels[:, :-1][~last[:, :-1] & (segments[:, :-1] > 0)],
+                                  tokens[:, 1:][~last[:, :-1] & (segments[:, :-1] > 0)])  # fmt: skip
+    assert segments.max() > 1 and (segments == 0).any()
+
+
+def alone(batch, row, segment):
+    """A batch of one document at the start of its first row, and what is left of it: padding."""
+    here = batch['segments'][row] == segment
+    made = {'tokens': np.zeros_like(batch['tokens']), 'labels': np.full_like(batch['labels'], IGNORE),
+            'segments': np.zeros_like(batch['segments'])}  # fmt: skip
+    for name, values in made.items():
+        values[0, : here.sum()] = 1 if name == 'segments' else batch[name][row][here]
+    return made
+
+
+def test_a_packed_document_is_as_it_is_alone(packed):
+    task, loss = packed
+    batch = task.batch(0)
+    every = [(row, segment) for row in range(4) for segment in range(1, batch['segments'][row].max() + 1)]
+    sums = [loss(alone(batch, *one)) for one in every]
+    assert len(sums) > 6
+    together = loss(batch)
+    assert int(together.weight) == sum(int(each.weight) for each in sums)
+    nll = lambda each: float(each.extras['nll'])
+    assert nll(together) == pytest.approx(sum(map(nll, sums)), rel=1e-5)
+
+
+def test_experts_do_not_count_padding(packed):
+    task, loss = packed
+    batch = task.batch(0)
+    other = batch | {'tokens': np.where(batch['segments'] == 0, 7, batch['tokens'])}
+    assert (other['tokens'] != batch['tokens']).any()
+    jax.tree.map(np.testing.assert_array_equal, loss(batch), loss(other))
+
+
+def test_experts_add_their_losses_to_the_training_loss(packed):
+    task, loss = packed
+    sums = loss(task.batch(0))
+    each = {name: float(value / sums.weight) for name, value in sums.extras.items()}
+    assert set(each) == {'nll', 'experts_load_balance', 'experts_z', 'experts_dropped'}
+    added = 0.01 * each['experts_load_balance'] + 0.001 * each['experts_z']  # of the one layer
+    assert float(sums.total / sums.weight) == pytest.approx(each['nll'] + added, rel=1e-6)
+    assert added > 1e-3 and each['experts_dropped'] == 0
+
+
+def test_what_experts_say_is_in_the_metrics(documents):
+    records = [record for record in metrics.read(documents) if record['split'] == 'train']
+    assert len(records) == 3
+    for record in records:
+        assert 0.9 < record['experts_load_balance'] < 2.1  # E sum f p: 1 where balanced, E = 2 where one serves all
+        assert record['loss'] > record['nll'] and record['experts_z'] > 0
+
+
+def newest(config, workdir):
+    init = tasks.module(config).init(config, workdir)
+    _, _, optimize = loop.recipe(config, 100)
+    shapes = jax.eval_shape(lambda: (params := init(jax.random.key(0)), optimize.init(params)))
+    with checkpoint.manager(workdir) as manager:
+        return checkpoint.latest(manager, *shapes)
+
+
+def test_twenty_steps_are_seven_and_thirteen(stream, monkeypatch):
+    config, build, broken = run.config(stream), language.build, stream.parent / 'broken'
+
+    def stopping(config, workdir):
+        task = build(config, workdir)
+
+        def batch(step):
+            if step == 7:
+                raise KeyboardInterrupt
+            return task.batch(step)
+
+        return language.Task(**vars(task) | {'batch': batch})
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(language, 'build', stopping)
+        run.train(config, broken)
+    assert max(record['step'] for record in metrics.read(broken)) in (6, 7)
+    run.train(config, broken)
+    lines = lambda workdir: [json.dumps(each) for each in metrics.read(workdir) if each['split'] != 'speed']
+    assert lines(stream) == lines(broken)
+    left, right = newest(config, stream), newest(config, broken)
+    assert left.step == right.step == 20 and left.progress == right.progress
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+# Scores
+
+
+@pytest.fixture(scope='module')
+def speaker(stream):
+    """Model, parameters, vocabulary, and logits [T, V] of ids; drawn, as after few steps all texts go on alike."""
+    loaded = run.load(stream)
+    model, vocabulary = language.in_use(loaded.config, stream)
+    params = jax.tree.map(jnp.asarray, jax.tree_util.tree_map_with_path(drawn, loaded.params))
+    apply = jax.jit(lambda ids: model.apply({'params': params}, ids)[0][0])
+
+    def logits(ids):
+        return np.asarray(apply(np.pad(ids, (0, T - len(ids)))[None].astype(np.int32)))[: len(ids)]
+
+    return model, params, vocabulary, logits
+
+
+def test_a_token_changes_what_comes_behind_it_alone(speaker):
+    *_, vocabulary, logits = speaker
+    ids = vocabulary.encode(TEXT[:T])
+    for t in (0, 7, T - 1):
+        changed = ids.copy()
+        changed[t] = (ids[t] + 1) % vocabulary.size
+        differs = (logits(ids) != logits(changed)).any(axis=1)
+        assert not differs[:t].any() and differs[t:].all()
+
+
+def test_evaluation_counts_every_token_once(speaker, stream, monkeypatch):
+    model, params, vocabulary, logits = speaker
+    text = TEXT[int(len(TEXT) * 0.9) :]
+    ids, nll = vocabulary.encode(text), []
+    for start in range(0, len(ids) - 1, T):
+        labels = ids[start + 1 : start + 1 + T]
+        rows = logits(ids[start : start + len(labels)]).astype(np.float64)
+        shares = np.exp(rows) / np.exp(rows).sum(axis=1, keepdims=True)
+        nll += [-math.log(shares[i, label]) for i, label in enumerate(labels)]
+    assert len(nll) == len(text) - 1
+    config = run.config(stream)
+    for tokens in (1, 3 * T, 10_000):
+        monkeypatch.setattr(language, 'EVALUATED', tokens)
+        scores = language.evaluate(config, stream, params, 'valid')
+        assert scores['tokens'] == len(nll)
+        assert scores['loss'] == pytest.approx(np.mean(nll), rel=1e-5)
+        assert scores['bits_per_character'] == pytest.approx(sum(nll) / math.log(2) / len(text), rel=1e-5)
+        assert scores['perplexity'] == pytest.approx(math.exp(np.mean(nll)), rel=1e-5)
+
+
+def test_eval_writes_scores_and_page(stream, capsys):
+    assert cli.main(['eval', f'--workdir={stream}']) == 0
+    out = capsys.readouterr().out
+    scores = json.loads((stream / 'scores-valid.json').read_text())
+    best = min((each for each in metrics.read(stream) if each['split'] == 'valid'), key=lambda each: each['loss'])
+    assert (scores['split'], scores['step']) == ('valid', best['step'])
+    assert scores['loss'] == pytest.approx(best['loss'], rel=1e-6)
+    page = Path(out.splitlines()[-1].removeprefix('page: '))
+    assert page.is_relative_to(stream) and f'{scores["perplexity"]:.2f}'[:4] in page.read_text()
+    assert cli.main(['eval', f'--workdir={stream}', '--split=test']) == 2
+    assert capsys.readouterr().err == "attnlab: split is 'test'; expected one of train, valid\n"
+
+
+def test_every_token_of_a_document_and_its_end_are_scored(documents):
+    loaded = run.load(documents)
+    scores = language.evaluate(loaded.config, documents, loaded.params, 'valid')
+    lines = TEXT[int(len(TEXT) * 0.9) :].strip('\n').split('\n')
+    assert scores['tokens'] == sum(len(line) + 1 for line in lines)
+    bits = scores['loss'] * scores['tokens'] / math.log(2) / sum(map(len, lines))
+    assert scores['bits_per_character'] == pytest.approx(bits)
+
+
+# Writing
+
+
+@pytest.fixture(scope='module')
+def write(speaker):
+    model, params, vocabulary, _ = speaker
+    return partial(writer.write, model, params, vocabulary, 'the cat', False)
+
+
+def test_the_likeliest_text_is_a_plain_loops(speaker, write, caplog):
+    caplog.set_level('INFO')
+    *_, vocabulary, logits = speaker
+    text = seen = vocabulary.encode('the cat').tolist()
+    for _ in range(2 * T):
+        seen = seen if len(seen) <= T else seen[-T // 2 :]
+        following = int(logits(np.array(seen))[-1].argmax())
+        text, seen = [*text, following], [*seen, following]
+    assert write(tokens=2 * T, temperature=0.0) == [text_of(vocabulary, text)]
+    assert len(set(text[-8:])) > 3
+    assert caplog.messages == ['the context of 16 tokens is full: goes on from its last half']
+    assert write(tokens=2 * T, top_k=1, seed=5) == [text_of(vocabulary, text)]
+
+
+def test_a_sample_is_the_same_however_many_there_are(write):
+    many = write(tokens=30, samples=3)
+    assert write(tokens=30) == many[:1]
+    assert len(set(many)) == 3 and {len(text) for text in many} == {len('the cat') + 30}
+    assert write(tokens=30, seed=1) != many[:1]
+
+
+def test_many_tokens_are_one_program(write, monkeypatch):
+    made, real = [], writer.continuation
+    monkeypatch.setattr(writer, 'continuation', lambda *args: made.append(real(*args)) or made[-1])
+    (text,) = write(tokens=200)
+    assert len(text) == 207 and [each._cache_size() for each in made] == [1]
+
+
+def test_documents_end_with_their_own_end(documents):
+    loaded = run.load(documents)
+    model, vocabulary = language.in_use(loaded.config, documents)
+    say = partial(writer.write, model, loaded.params, vocabulary, documents=True, tokens=60)
+    many = say('', samples=8, seed=1)
+    few = say('', samples=4, seed=1)
+    assert few == many[:4]
+    lengths = [*map(len, many)]
+    # One goes on past the context while another, not among the few, has ended in the last half of it.
+    assert max(lengths[:4]) > T + 9 and all(length < T // 2 or length > T for length in lengths[:4])
+    assert any(T // 2 < length < T - 2 for length in lengths[4:]) and max(lengths) < 60
+    assert say('Jim', samples=2)[1].startswith('Jim')
+
+
+REFUSED = [
+    ([], 'the prompt is empty; expected some text to go on from'),
+    (['--prompt=the cät'], "prompt, line 1: character 'ä' (U+00E4) is none of the 23 of the training text"),
+    (['--prompt=x', '--tokens=0'], 'tokens is 0; expected at least 1'),
+    (['--prompt=the', '--tokens=0'], 'tokens is 0; expected at least 1'),
+    (['--prompt=the', '--samples=0'], 'samples is 0; expected at least 1'),
+    (['--prompt=the', '--seed=-1'], 'seed is -1; expected'),
+    (['--prompt=the', '--seed=99999999999999999999'], 'seed is 99999999999999999999; expected'),
+    (['--prompt=the', '--temperature=-1'], 'temperature is -1.0; expected a finite number, at least 0'),
+    (['--prompt=the', '--temperature=nan'], 'temperature is nan; expected a finite number'),
+    (['--prompt=the', '--top_k=0'], 'top_k is 0; expected a whole number, at least 1'),
+    (['--prompt=the', '--top_p=2'], 'top_p is 2.0; expected 0 < top_p <= 1'),
+]
+
+
+@pytest.mark.parametrize(('flags', 'message'), REFUSED, ids=[' '.join(flags) for flags, _ in REFUSED])
+def test_generate_refuses_in_one_line(stream, capsys, flags, message):
+    assert cli.main(['generate', f'--workdir={stream}', *flags]) == 2
+    out, error = capsys.readouterr()
+    assert out == '' and error.startswith(f'attnlab: {message}') and error.count('\n') == 1
+
+
+def test_generate_prints_each_text(stream, capsys):
+    flags = ['--prompt=the cat', '--tokens=5', '--samples=2', '--temperature=0']
+    assert cli.main(['generate', f'--workdir={stream}', *flags]) == 0
+    text = capsys.readouterr().out
+    assert len(text) == 2 * (7 + 5 + 1) and text[:13] == text[13:] and text.startswith('the cat')
+
+
+# Looking
+
+
+def files(workdir):
+    """What a run's directory holds, but for figures/."""
+    found = [path for path in workdir.rglob('*') if path.is_file() and 'figures' not in path.parts]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def test_attend_draws_each_layer_and_keeps_the_run_as_it_is(stream, speaker, capsys):
+    *_, vocabulary, _ = speaker
+    before, text = files(stream), 'the cat fears'
+    assert cli.main(['attend', f'--workdir={stream}', text]) == 0
+    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [path.name for path in written] == ['weights.npz', 'attention-layer1.png']
+    assert len({path.parent for path in written}) == 1 and written[0].parent.parent == stream / 'figures'
+    assert written[1].read_bytes().startswith(b'\x89PNG\r\n') and files(stream) == before
+    with np.load(written[0], allow_pickle=False) as arrays:
+        weights = arrays['attention']
+        pieces = list(text.replace(' ', vocabulary.pieces(vocabulary.encode(' '))[0]))
+        assert arrays['rows attention'].tolist() == pieces
+        assert arrays['columns attention'].tolist() == pieces
+    assert weights.shape == (1, 2, len(text), len(text))
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-6)
+    np.testing.assert_array_equal(np.triu(weights, 1), 0)
+    assert weights[0, :, 1:].min(axis=-1, where=np.tri(len(text), dtype=bool)[1:], initial=1).min() > 0
+
+
+@pytest.mark.parametrize(('argv', 'message'), [
+    (['--layer=2', 'the cat'], '--layer is 2; expected 1 to 1, those of '),
+    (['--layer=0', 'the cat'], '--layer is 0; expected 1 to 1, those of '),
+    (['--head=3', 'the cat'], '--head is 3; expected 1 to 2, those of '),
+    (['the cat the dog bit'], 'the text has 19 tokens; expected at most 16, the context of the model'),
+    (['the cät'], "prompt, line 1: character 'ä'"),
+])  # fmt: skip
+def test_attend_refuses_before_anything_is_written(stream, capsys, argv, message):
+    before = sorted(stream.rglob('*'))
+    assert cli.main(['attend', f'--workdir={stream}', *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f'attnlab: {message}') and error.count('\n') == 1
+    assert sorted(stream.rglob('*')) == before
+
+
+def test_a_run_does_what_its_task_does(stream, translating, capsys):
+    assert cli.main(['translate', f'--workdir={stream}', 'the cat sleeps.']) == 2
+    assert capsys.readouterr().err == "attnlab: a run of task 'language' does not translate\n"
+    assert cli.main(['generate', f'--workdir={translating}', '--prompt=the cat']) == 2
+    assert capsys.readouterr().err == "attnlab: a run of task 'align' does not generate\n"
+
+
+# A Transformer that translates
+
+SENTENCES = ['the black cat sleeps.', 'Marie sings.', 'he does not see the small house.']
+
+
+@pytest.fixture(scope='module')
+def french(translating):
+    """Config, parameters, vocabularies, model and the ids of `SENTENCES`."""
+    loaded = run.load(translating)
+    vocabularies = pairs.vocabularies(loaded.config.data, translating)
+    model = models.build(loaded.config, *(each.size for each in vocabularies))
+    return loaded.config, loaded.params, vocabularies, model, pairs.encode(SENTENCES, vocabularies[0])
+
+
+def test_every_layer_is_scored_as_an_alignment(translating, french):
+    _, scores = run.evaluate(translating)
+    each = scores['aer_by_layer']
+    assert (each[1]['emit'], each[1]['shifted']) == (scores['aer_emit'], scores['aer_shifted'])  # layer 2 is chosen
+    config, params, vocabularies, _, _ = french
+    test = pairs.read(config.data, 'test', config.seed)
+    weights = translator.force(align.in_use(config, translating)[0], params, *pairs.encode_pairs(test, vocabularies))[2]
+    for layer, row in enumerate(each):
+        for name, late in (('emit', 0), ('shifted', 1)):  # every token is a word, and the last are no words
+            found = [{(int(one[layer, t + late, :-1].argmax()), t) for t in range(one.shape[1] - 1)} for one in weights]
+            assert row[name] == pytest.approx(alignment_error_rate(found, test.links).aer), (layer, name)
+    assert [row['layer'] for row in each] == [1, 2] and each[0]['emit'] != each[1]['emit']
+
+
+def test_every_attention_of_a_translation_is_drawn(translating, french, capsys):
+    _, _, vocabularies, _, source = french
+    before = files(translating)
+    assert cli.main(['attend', f'--workdir={translating}', '--layer=2', SENTENCES[0]]) == 0
+    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    kinds = ('encoder-attention', 'decoder-attention', 'decoder-cross_attention')
+    assert {path.name for path in written} == {'weights.npz', *(f'{kind}-layer2.png' for kind in kinds)}
+    assert files(translating) == before
+    with np.load(written[0], allow_pickle=False) as arrays:
+        weights = {kind: arrays[kind.replace('-', '.')] for kind in kinds}
+        labels = {name: arrays[name].tolist() for name in arrays.files if ' ' in name}
+    read, made = vocabularies[0].pieces(source[0]), labels['rows decoder.cross_attention']
+    fed = ['<s>', *made[:-1]]
+    assert labels['columns decoder.cross_attention'] == labels['rows encoder.attention'] == read
+    assert labels['rows decoder.attention'] == labels['columns decoder.attention'] == fed
+    S, M = len(read), len(made)
+    shapes = {'encoder-attention': (2, 2, S, S), 'decoder-attention': (2, 2, M, M),
+              'decoder-cross_attention': (2, 2, M, S)}  # fmt: skip
+    assert {kind: each.shape for kind, each in weights.items()} == shapes
+    for each in weights.values():
+        np.testing.assert_allclose(each.sum(axis=-1), 1, atol=1e-6)
+    assert np.triu(weights['encoder-attention'], 1).max() > 0  # an encoder sees both sides
+    np.testing.assert_array_equal(np.triu(weights['decoder-attention'], 1), 0)
+
+
+def test_a_shift_reads_a_word_where_it_is_fed(translating, french, capsys):
+    config, params, vocabularies, model, source = french
+    assert config.model.alignment_shift == model.shift == 1
+    assert cli.main(['translate', f'--workdir={translating}', SENTENCES[0]]) == 0
+    path = re.search(r'\S+\.npz', capsys.readouterr().err)
+    assert path is not None
+    weights, rows, _ = heatmap.load(path[0])
+    use, _ = align.in_use(config, translating)
+    (made,) = translator.translate(use, params, source[:1], 1)
+    assert len(rows) > 2 and rows == vocabularies[1].pieces(made.target[:-1])
+    np.testing.assert_array_equal(weights, made.weights[1:])
+    forced = jax.jit(model.maps)(params, np.array(source[:1]), np.array([[BOS, *made.target[:-1]]]))
+    heads = np.asarray(forced['decoder/cross_attention'])[0, 1]  # of layer 2, which the experiment chooses
+    np.testing.assert_allclose(made.weights, heads.mean(axis=0), atol=1e-5)
+
+
+def test_beams(translating, french):
+    _, params, _, model, source = french
+    use = translator.make(model, (12,), 4, beams=3, length_penalty=1.0)
+    for ids, made in zip(source, translator.translate(use, params, source), strict=True):
+        assert made.weights.shape == (len(made.target), len(ids))
+        np.testing.assert_allclose(made.weights.sum(axis=1), 1, atol=1e-5)
+
+    @jax.jit
+    def both(padded):
+        state = model.start(params, padded, 8)
+        step = partial(model.step, params, 8)
+        one = beam_search(step, state, jnp.full(3, BOS), beams=1, limit=8, end=EOS)
+        return one.tokens[:, 0], greedy(step, state, 3, bos=BOS, eos=EOS, limit=8).tokens
+
+    padded = np.array([[*ids, *[0] * (12 - len(ids))] for ids in source])
+    np.testing.assert_array_equal(*both(padded))
+
+
+# What cannot be
+
+BAD = [
+    ('model.name=gpt', "model.name is 'gpt'; expected 'language'"),
+    ('model.heads=3', 'model: queries have width 128; expected a multiple of 3 heads, or head_width'),
+    ('model.kv_heads=3', 'model: kv_heads is 3; expected a divisor of heads, 4'),
+    ('model.head_width=5 model.positions=rotary', 'model: x has heads of width 5; expected an even number'),
+    ('model.mlp=foo', "model.mlp is 'foo'; expected one of relu, gelu, gelu_tanh, swiglu, geglu, reglu"),
+    ('model.norm=foo', "model: norm is 'foo'; expected 'layer' or 'rms'"),
+    ('model.order=foo', "model: order is 'foo'; expected 'pre', 'post' or 'sandwich'"),
+    ('model.mixer=foo', "model: mixer is 'foo'; expected 'attention', 'convolution', 'gru' or 'lstm'"),
+    ('model.remat=foo', "model: remat is 'foo'; expected 'none', 'full' or 'dots'"),
+    ('model.implementation=foo', "model.implementation is 'foo'; expected one of auto, dense, blockwise"),
+    ('model.positions=foo', "model.positions is 'foo'; expected one of learned"),
+    ('model.positions=alibi model.mixer=gru', "model.positions is 'alibi', which turns attention, and model.mixer"),
+    ('model.dtype=float16', "model.dtype is 'float16'; expected one of float32, bfloat16"),
+    ('model.experts=2 model.active=3', 'model: active is 3; expected 1 to 2, the number of experts'),
+    ('model.parallel=true model.order=post', "model: parallel blocks have order 'pre'"),
+    ('model.layers=0', 'model.layers is 0; expected 1 or more'),
+    ('model.window=-1', 'model.window is -1; expected 0 or more'),
+    ('model.layer_drop=1', 'model.layer_drop is 1.0; expected 0 <= rate < 1'),
+    ('model.rotary_base=1', 'model.rotary_base is 1.0; expected more than 1'),
+    ('data.name=text', "data.name is 'text'; expected 'shakespeare', 'file' or 'grammar'"),
+    ('data.name=file', "data.name is 'file', which asks for data.path; this experiment has no such field"),
+    ('data.name=grammar', "data.name is 'grammar', which asks for data.train_examples"),
+    ('data.vocabulary=words', "data.vocabulary is 'words'; expected one of characters, bytes, subwords"),
+    ('data.vocabulary=subwords', 'data.vocabulary_size is 0 for subwords; expected a size'),
+    ('data.vocabulary_size=9', 'data.vocabulary_size is 9 for characters; expected a size for subwords and 0'),
+    ('data.share=1', 'data.share is 1.0; expected the part of the text to train on'),
+    ('train.label_smoothing=1', 'train.label_smoothing is 1.0'),
+    ('seed=-1', 'seed is -1; expected 0 to 4294967295'),
+    ('seed=4294967296', 'seed is 4294967296; expected 0 to 4294967295'),
+    ('task=languages', "task is 'languages'; expected 'align' or 'language'"),
+]
+
+
+@pytest.mark.parametrize(('overrides', 'message'), BAD, ids=[overrides for overrides, _ in BAD])
+def test_values_that_nothing_can_be_made_of_leave_no_trace(tmp_path, capsys, monkeypatch, as_used, overrides, message):
+    workdir = tmp_path / 'new'
+    monkeypatch.setattr(corpus, 'read', None)  # and no text is read
+    argv = ['train', '--config=experiments/language/shakespeare_char.py', f'--workdir={workdir}']
+    assert cli.main([*argv, *(f'--config.{each}' for each in overrides.split())]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f'attnlab: {message}') and error.count('\n') == 1
+    assert not workdir.exists()
+
+
+def test_what_only_the_text_can_tell_leaves_no_trace_either(tmp_path):
+    for changes, message in (
+        ({'data__documents': 'zz'}, "documents by 'zz'; expected lines, paragraphs or a string that stands between"),
+        ({'model__context': 5000}, r'the text has \d+ tokens; windows of 5000 need at least 5001'),
+        ({'data__share': 0.0001}, 'characters cannot be divided at 0.0001 into two texts'),
+    ):
+        with pytest.raises(UserError, match=message):
+            run.train(tiny_language(tmp_path, **changes), tmp_path / 'new')
+    assert not (tmp_path / 'new').exists()
+
+
+def test_a_transformer_that_cannot_be_is_refused():
+    for change, message in (
+        ({'model__alignment_layer': 3}, 'model.alignment_layer is 3; expected 1 to 2, the layers'),
+        ({'model__alignment_shift': 2}, 'model.alignment_shift is 2; expected 0 or 1'),
+        ({'model__mixer': 'gru'}, "model.mixer is 'gru'; an encoder sees both sides, expected 'attention'"),
+        ({'model__name': 'recurrent'}, "model.name is 'recurrent', which asks for model.cell; this experiment has no"),
+        ({'data__name': 'files'}, "data.name is 'files', which asks for data.languages; this experiment has no"),
+        ({'data__name': 'multi30k'}, "data.name is 'multi30k', which asks for data.folder; this experiment has no"),
+        ({'seed': 2**64}, 'seed is 18446744073709551616; expected 0 to 4294967295'),
+    ):
+        with pytest.raises(UserError, match=message):
+            align.check(tiny_transformer(**change))

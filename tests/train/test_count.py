@@ -1,0 +1,152 @@
+"""What models cost, from their shapes: the published numbers of published models."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from attnlab import cli, tasks
+from attnlab import config as configs
+from attnlab.train import count
+from attnlab.train.cost import tree_size
+from tests.tasks.conftest import LINES
+
+LANGUAGE, ALIGN = 'experiments/language', 'experiments/align'
+SHAKESPEARE, GPT3 = f'{LANGUAGE}/shakespeare_char.py', f'{LANGUAGE}/gpt3_175b.py'
+PUBLISHED = {
+    f'{LANGUAGE}/gpt2_small.py': 124_439_808,  # the weights of Radford et al. 2019
+    f'{LANGUAGE}/gpt3_175b.py': 174_604_259_328,  # by the sizes in table 2.1 of Brown et al. 2020
+    f'{LANGUAGE}/llama_7b.py': 6_738_415_616,  # the weights of Touvron et al. 2023
+    f'{LANGUAGE}/mixtral_8x7b.py': 46_702_792_704,  # the weights of Jiang et al. 2024
+    f'{ALIGN}/transformer_base.py': 63_082_496,  # 65 million in table 3 of Vaswani et al. 2017
+    f'{ALIGN}/transformer_big.py': 214_245_376,  # 213 million there
+}
+
+
+@pytest.fixture(scope='module')
+def rows(tmp_path_factory):
+    """Quantities of an experiment by name, each counted once."""
+    folder, found = tmp_path_factory.mktemp('text'), {}
+    (folder / 'input.txt').write_text('\n'.join(LINES))
+
+    def of(experiment):
+        if experiment not in found:
+            where = [('data.folder', str(folder)), ('model.layers', '2')] if 'shakespeare' in experiment else []
+            where += [('model.active', '2')] if 'experts' in experiment else []
+            start = time.monotonic()
+            found[experiment] = {each.name: each for each in count.count(configs.load(experiment, where))[1]}
+            assert time.monotonic() - start < 60
+        return found[experiment]
+
+    return of
+
+
+def parameters(experiment, layers=None, **changes):
+    config = configs.load(experiment, [(key.replace('__', '.'), str(value)) for key, value in changes.items()])
+    return tree_size(tasks.module(config).outline(config, layers, False).params)
+
+
+@pytest.mark.parametrize('experiment', PUBLISHED)
+def test_published_models_have_as_many_parameters_as_published(experiment):
+    assert parameters(experiment) == PUBLISHED[experiment]
+    assert f'{PUBLISHED[experiment]:,}' in Path(experiment).read_text()
+
+
+def test_no_large_model_is_missing_above():
+    first = {str(path): path.read_text().split('\n')[0] for path in Path('experiments').rglob('*.py')}
+    named = {path for path, line in first.items() if re.search('[0-9] parameters', line)}
+    assert named == set(PUBLISHED)
+
+
+def test_layers_are_alike_and_the_rest_is_in_none(rows):
+    for experiment, layers in ((GPT3, 96), (SHAKESPEARE, 2), (f'{SHAKESPEARE}:experts', 2)):
+        names = rows(experiment)
+        assert len(names) >= 8
+        for each in names.values():
+            assert each.layer * layers + each.rest == pytest.approx(each.whole, rel=1e-12), each.name
+
+
+def test_gpt3_by_hand_in_little_time_and_memory(rows):
+    by = rows(GPT3)  # 650 GiB, if it were allocated
+    D, L, V, T = 12288, 96, 50257, 2048
+    forward = 2 * T * (12 * D * D) + 4 * T * T * D
+    assert by['FLOP, forward'].layer == forward and by['FLOP, forward'].rest == 2 * T * D * V
+    # Full remat computes a block once more on the way back, all but its last product.
+    assert by['FLOP, with backward'].layer == 4 * forward - 2 * T * 4 * D * D
+    assert by['parameters'].whole - by['  without embeddings'].whole == (V + T) * D
+    assert by['key-value cache'].whole == L * 2 * T * D * 2  # bfloat16
+    assert by['activations'].layer == T * D * 2  # what comes in
+
+
+# XLA also counts what is done to each element, 2 T^2 heads of it in a softmax: never less than products alone.  It is
+# the larger a part the narrower the model; a GPT-3 layer has 12 D^2 products a token, D of them for each element.
+@pytest.mark.parametrize(('experiment', 'above'), [(GPT3, 0.05), (SHAKESPEARE, 0.1)])
+def test_the_compiler_counts_a_little_more(rows, experiment, above):
+    by = rows(experiment)
+    for name in ('forward', 'with backward'):
+        ours, theirs = by[f'FLOP, {name}'], by[f"  the compiler's, {name}"]
+        assert ours.layer <= theirs.layer <= (1 + above) * ours.layer
+        assert ours.whole <= theirs.whole <= (1 + above) * ours.whole
+        assert ours.rest <= theirs.rest
+
+
+def test_experts_have_all_parameters_and_an_active_share_of_the_work(rows):
+    dense, experts = rows(SHAKESPEARE), rows(f'{SHAKESPEARE}:experts')
+    D, E, A, T = 128, 4, 2, 64
+    mlp, router = 2 * D * 4 * D, D * E
+    more = {name: experts[name].layer - dense[name].layer for name in dense}
+    assert more['parameters'] == (E - 1) * mlp + router
+    assert experts['  active a token'].layer - dense['parameters'].layer == (A - 1) * mlp + router
+    assert more['FLOP, forward'] == 2 * T * ((A - 1) * mlp + router)
+    assert more['FLOP, with backward'] == 3 * more['FLOP, forward']
+    assert experts['parameters'].rest == dense['parameters'].rest
+    assert more['key-value cache'] == 0
+
+
+def test_mixtral_by_hand():
+    experiment, D, F, L = f'{LANGUAGE}/mixtral_8x7b.py', 4096, 14336, 32
+    config = configs.load(experiment)
+    params = tasks.module(config).outline(config, None, False).params
+    assert count._size(params, count._is_expert, 2 / 8) == 12_879_925_248
+    assert parameters(experiment, 2) - parameters(experiment, 1) == 8 * 3 * D * F + 8 * D + 2 * D * D * 5 // 4 + 2 * D
+    assert count._size(params, count._is_expert, 0) == 46_702_792_704 - L * 8 * 3 * D * F
+
+
+def test_gated_layers_have_as_many_parameters(tmp_path):
+    (tmp_path / 'input.txt').write_text('\n'.join(LINES))
+    gelu, swiglu = (parameters(name, data__folder=tmp_path) for name in (SHAKESPEARE, f'{SHAKESPEARE}:swiglu'))
+    assert gelu != swiglu == pytest.approx(gelu, rel=0.01)
+
+
+def test_the_recurrent_model_has_no_layers_alike(rows):
+    by = rows(f'{ALIGN}/grammar_gru.py')
+    assert {each.layer for each in by.values()} == {each.rest for each in by.values()} == {None}
+    assert by['parameters'].whole - by['  without embeddings'].whole == 2 * 2000 * 64 and 'key-value cache' not in by
+
+
+def test_the_table(monkeypatch, capsys):
+    rows = [count.Row('parameters', 1000.0, 23.0, 4023.0, ''), count.Row('activations', None, None, 3 * 2.0**30, 'B')]
+    monkeypatch.setattr(count, 'count', lambda config: ('8 tokens', rows))
+    assert cli.main(['count', f'--config={SHAKESPEARE}']) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith('one row: 8 tokens') and head.split()[-5:] == ['each', 'layer', 'the', 'rest', 'all']
+    assert [line.split() for line in lines] == [
+        ['parameters', '1,000', '23', '4,023'], ['activations', '3.0', 'GiB']
+    ]  # fmt: skip
+    assert {len(line) for line in lines} == {len(head)}
+
+
+@pytest.mark.parametrize(('override', 'message'), [
+    ('model.laysers=3', 'there is no config.model.laysers; did you mean config.model.layers?'),
+    ('model.heads=7', 'model: queries have width 768; expected a multiple of 7 heads, or head_width'),
+    ('model.width=0', 'model.width is 0; expected 1 or more'),
+    ('model.experts=2 model.active=3', 'model: active is 3; expected 1 to 2, the number of experts'),
+    ('data.vocabulary=characters data.vocabulary_size=0', 'data.path is empty; expected a text file'),
+    ('task=languages', "task is 'languages'; expected 'align' or 'language'"),
+])  # fmt: skip
+def test_a_model_that_cannot_be_is_refused_in_one_line(capsys, as_used, override, message):
+    overrides = [f'--config.{each}' for each in override.split()]
+    assert cli.main(['count', f'--config={LANGUAGE}/gpt2_small.py', *overrides]) == 2
+    out, error = capsys.readouterr()
+    assert out == '' and error.startswith(f'attnlab: {message}') and error.count('\n') == 1
