@@ -93,6 +93,7 @@ def _eval(given: argparse.Namespace) -> None:
 
 def _translate(given: argparse.Namespace) -> None:
     workdir = _run_directory(given.workdir)
+    layer = _number('layer', given.layer, int)
     sentences = given.words or _piped_sentences()
     for number, sentence in enumerate(sentences, 1):
         if not sentence.strip():
@@ -104,7 +105,8 @@ def _translate(given: argparse.Namespace) -> None:
 
     translate = tasks.able(run.config(workdir), 'translate')
     loaded = run.load(workdir)
-    translate(loaded.config, workdir, loaded.params, sentences, joined=given.joined)
+    reading = {'joined': given.joined, 'layer': layer, 'shifted': given.shifted}
+    translate(loaded.config, workdir, loaded.params, sentences, **reading)
 
 
 def _generate(given: argparse.Namespace) -> None:
@@ -224,7 +226,12 @@ _COMMANDS = {
     'translate': _Command(
         _translate,
         'prints the French and draws its alignment; sentences also come from a pipe, one a line',
-        (_A_RUN, _Flag('joined', '', 'draw words, not sub-words')),
+        (
+            _A_RUN,
+            _Flag('joined', '', 'draw words, not sub-words'),
+            _Flag('layer', 'N', "a Transformer's alignment is that of this layer, from 1 (default: its config's)"),
+            _Flag('shifted', '', 'read it one step later, where a word is fed'),
+        ),
         words='SENTENCE',
     ),
     'generate': _Command(

@@ -202,10 +202,10 @@ def test_a_run_must_exist(capsys, calls, command):
 def test_translate(calls):
     assert cli.main(['translate', 'A cat.', '--workdir=runs/one', "- 'Un' chat", '--joined', '-5 degrees.']) == 0
     assert cli.main(['translate', '--workdir=runs/one', 'A cat.']) == 0
-    given = ('the config', Path('runs/one'), 'the parameters')
+    given, plain = ('the config', Path('runs/one'), 'the parameters'), {'layer': None, 'shifted': False}
     assert [call for call in calls if call[0] == 'translate'] == [
-        ('translate', (*given, ['A cat.', "- 'Un' chat", '-5 degrees.']), {'joined': True}),
-        ('translate', (*given, ['A cat.']), {'joined': False}),
+        ('translate', (*given, ['A cat.', "- 'Un' chat", '-5 degrees.']), {'joined': True, **plain}),
+        ('translate', (*given, ['A cat.']), {'joined': False, **plain}),
     ]
 
 

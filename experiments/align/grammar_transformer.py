@@ -37,8 +37,8 @@ def get_config(arg: str = '') -> ConfigDict:
         scaled_init=False,
         init=0.0,
         shared_embedding=False,
-        alignment_layer=2,  # whose cross-attention is the alignment, from 1
-        alignment_shift=1,  # read where a word is fed, one step after it is made
+        alignment_layer=1,  # whose cross-attention is the alignment, from 1
+        alignment_shift=0,  # 1: read where a word is fed, one step after it is made
     )
     config.optimizer = dict(
         name='adam',

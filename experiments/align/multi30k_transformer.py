@@ -38,7 +38,7 @@ def get_config(arg: str = '') -> ConfigDict:
         init=0.0,
         shared_embedding=False,
         alignment_layer=3,  # whose cross-attention is the alignment, from 1
-        alignment_shift=1,  # read where a word is fed, one step after it is made
+        alignment_shift=0,  # 1: read where a word is fed, one step after it is made
     )
     config.optimizer = dict(
         name='adam',
@@ -52,7 +52,7 @@ def get_config(arg: str = '') -> ConfigDict:
     config.train = dict(
         batch_size=128,
         accumulate=1,
-        duration='30 epochs',
+        duration='20 epochs',
         log_every='50 steps',
         eval_every='1 epoch',
         save_every='1 epoch',

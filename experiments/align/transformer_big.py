@@ -45,7 +45,7 @@ def get_config(arg: str = '') -> ConfigDict:
         init=0.0,
         shared_embedding=True,
         alignment_layer=5,  # whose cross-attention is the alignment, from 1
-        alignment_shift=1,  # read where a word is fed, one step after it is made
+        alignment_shift=0,  # 1: read where a word is fed, one step after it is made
     )
     config.optimizer = dict(
         name='adam',

@@ -1,5 +1,7 @@
 """Tiny runs of experiments, each trained once a session."""
 
+import hashlib
+
 import pytest
 
 from attnlab import config as configs
@@ -52,6 +54,7 @@ def tiny_transformer(**changes):
     data = {key: value for key, value in TINY.items() if key.startswith(('data.', 'train.'))}
     overrides = TRANSFORMER | data | {'model.layers': '2', 'data.widths': '20'}
     overrides |= {'optimizer.warmup': '2 steps', 'train.duration': '3 steps'}
+    overrides |= {'model.alignment_layer': '2', 'model.alignment_shift': '1'}
     overrides |= {key.replace('__', '.'): str(value) for key, value in changes.items()}
     return configs.load('experiments/align/grammar_transformer.py', list(overrides.items()))
 
@@ -79,3 +82,9 @@ def translating(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('runs') / 'transformer'
     run.train(tiny_transformer(), workdir)
     return workdir
+
+
+def files(workdir):
+    """What a run's directory holds, but for figures/."""
+    found = [path for path in workdir.rglob('*') if path.is_file() and 'figures' not in path.parts]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}

@@ -1,9 +1,7 @@
-"""The language task on a tiny text, and what one does with its runs; the same of a tiny Transformer that translates."""
+"""The language task on a tiny text, and what one does with its runs."""
 
-import hashlib
 import json
 import math
-import re
 import zlib
 from functools import partial
 from pathlib import Path
@@ -14,19 +12,13 @@ import numpy as np
 import pytest
 
 from attnlab import cli, tasks
-from attnlab.data.alignments import alignment_error_rate
 from attnlab.data.rows import IGNORE
-from attnlab.data.vocabulary import BOS, EOS
-from attnlab.decode.beam import beam_search
-from attnlab.decode.greedy import greedy
 from attnlab.errors import UserError
-from attnlab.tasks import align, heatmap, language
-from attnlab.tasks.align import corpus as pairs
-from attnlab.tasks.align import models, translator
+from attnlab.tasks import align, language
 from attnlab.tasks.language import corpus, writer
 from attnlab.train import checkpoint, loop, metrics, run
 from tests.quick import QUICK
-from tests.tasks.conftest import LINES, tiny_language, tiny_transformer
+from tests.tasks.conftest import LINES, files, tiny_language, tiny_transformer
 
 TEXT = '\n'.join(LINES) + '\n'
 T = 16
@@ -396,12 +388,6 @@ def test_generate_prints_each_text(stream, capsys):
 # Looking
 
 
-def files(workdir):
-    """What a run's directory holds, but for figures/."""
-    found = [path for path in workdir.rglob('*') if path.is_file() and 'figures' not in path.parts]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
-
-
 def test_attend_draws_each_layer_and_keeps_the_run_as_it_is(stream, speaker, capsys):
     *_, vocabulary, _ = speaker
     before, text = files(stream), 'the cat fears'
@@ -441,93 +427,6 @@ def test_a_run_does_what_its_task_does(stream, translating, capsys):
     assert capsys.readouterr().err == "attnlab: a run of task 'language' does not translate\n"
     assert cli.main(['generate', f'--workdir={translating}', '--prompt=the cat']) == 2
     assert capsys.readouterr().err == "attnlab: a run of task 'align' does not generate\n"
-
-
-# A Transformer that translates
-
-SENTENCES = ['the black cat sleeps.', 'Marie sings.', 'he does not see the small house.']
-
-
-@pytest.fixture(scope='module')
-def french(translating):
-    """Config, parameters, vocabularies, model and the ids of `SENTENCES`."""
-    loaded = run.load(translating)
-    vocabularies = pairs.vocabularies(loaded.config.data, translating)
-    model = models.build(loaded.config, *(each.size for each in vocabularies))
-    return loaded.config, loaded.params, vocabularies, model, pairs.encode(SENTENCES, vocabularies[0])
-
-
-def test_every_layer_is_scored_as_an_alignment(translating, french):
-    _, scores = run.evaluate(translating)
-    each = scores['aer_by_layer']
-    assert (each[1]['emit'], each[1]['shifted']) == (scores['aer_emit'], scores['aer_shifted'])  # layer 2 is chosen
-    config, params, vocabularies, _, _ = french
-    test = pairs.read(config.data, 'test', config.seed)
-    weights = translator.force(align.in_use(config, translating)[0], params, *pairs.encode_pairs(test, vocabularies))[2]
-    for layer, row in enumerate(each):
-        for name, late in (('emit', 0), ('shifted', 1)):  # every token is a word, and the last are no words
-            found = [{(int(one[layer, t + late, :-1].argmax()), t) for t in range(one.shape[1] - 1)} for one in weights]
-            assert row[name] == pytest.approx(alignment_error_rate(found, test.links).aer), (layer, name)
-    assert [row['layer'] for row in each] == [1, 2] and each[0]['emit'] != each[1]['emit']
-
-
-def test_every_attention_of_a_translation_is_drawn(translating, french, capsys):
-    _, _, vocabularies, _, source = french
-    before = files(translating)
-    assert cli.main(['attend', f'--workdir={translating}', '--layer=2', SENTENCES[0]]) == 0
-    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    kinds = ('encoder-attention', 'decoder-attention', 'decoder-cross_attention')
-    assert {path.name for path in written} == {'weights.npz', *(f'{kind}-layer2.png' for kind in kinds)}
-    assert files(translating) == before
-    with np.load(written[0], allow_pickle=False) as arrays:
-        weights = {kind: arrays[kind.replace('-', '.')] for kind in kinds}
-        labels = {name: arrays[name].tolist() for name in arrays.files if ' ' in name}
-    read, made = vocabularies[0].pieces(source[0]), labels['rows decoder.cross_attention']
-    fed = ['<s>', *made[:-1]]
-    assert labels['columns decoder.cross_attention'] == labels['rows encoder.attention'] == read
-    assert labels['rows decoder.attention'] == labels['columns decoder.attention'] == fed
-    S, M = len(read), len(made)
-    shapes = {'encoder-attention': (2, 2, S, S), 'decoder-attention': (2, 2, M, M),
-              'decoder-cross_attention': (2, 2, M, S)}  # fmt: skip
-    assert {kind: each.shape for kind, each in weights.items()} == shapes
-    for each in weights.values():
-        np.testing.assert_allclose(each.sum(axis=-1), 1, atol=1e-6)
-    assert np.triu(weights['encoder-attention'], 1).max() > 0  # an encoder sees both sides
-    np.testing.assert_array_equal(np.triu(weights['decoder-attention'], 1), 0)
-
-
-def test_a_shift_reads_a_word_where_it_is_fed(translating, french, capsys):
-    config, params, vocabularies, model, source = french
-    assert config.model.alignment_shift == model.shift == 1
-    assert cli.main(['translate', f'--workdir={translating}', SENTENCES[0]]) == 0
-    path = re.search(r'\S+\.npz', capsys.readouterr().err)
-    assert path is not None
-    weights, rows, _ = heatmap.load(path[0])
-    use, _ = align.in_use(config, translating)
-    (made,) = translator.translate(use, params, source[:1], 1)
-    assert len(rows) > 2 and rows == vocabularies[1].pieces(made.target[:-1])
-    np.testing.assert_array_equal(weights, made.weights[1:])
-    forced = jax.jit(model.maps)(params, np.array(source[:1]), np.array([[BOS, *made.target[:-1]]]))
-    heads = np.asarray(forced['decoder/cross_attention'])[0, 1]  # of layer 2, which the experiment chooses
-    np.testing.assert_allclose(made.weights, heads.mean(axis=0), atol=1e-5)
-
-
-def test_beams(translating, french):
-    _, params, _, model, source = french
-    use = translator.make(model, (12,), 4, beams=3, length_penalty=1.0)
-    for ids, made in zip(source, translator.translate(use, params, source), strict=True):
-        assert made.weights.shape == (len(made.target), len(ids))
-        np.testing.assert_allclose(made.weights.sum(axis=1), 1, atol=1e-5)
-
-    @jax.jit
-    def both(padded):
-        state = model.start(params, padded, 8)
-        step = partial(model.step, params, 8)
-        one = beam_search(step, state, jnp.full(3, BOS), beams=1, limit=8, end=EOS)
-        return one.tokens[:, 0], greedy(step, state, 3, bos=BOS, eos=EOS, limit=8).tokens
-
-    padded = np.array([[*ids, *[0] * (12 - len(ids))] for ids in source])
-    np.testing.assert_array_equal(*both(padded))
 
 
 # What cannot be

@@ -168,14 +168,38 @@ def _alignment(
     return found
 
 
-def translate(config: Any, workdir: Path, params: Params, sentences: Sequence[str], joined: bool) -> None:
-    """Prints the French of each sentence and draws its alignment."""
+def translate(
+    config: Any,
+    workdir: Path,
+    params: Params,
+    sentences: Sequence[str],
+    joined: bool,
+    layer: int | None = None,
+    shifted: bool = False,
+) -> None:
+    """Prints the French of each sentence and draws its alignment, as `read_as` says."""
+    config = read_as(config, layer, shifted)
     use, vocabularies = in_use(config, workdir)
     source = corpus.encode(sentences, vocabularies[0])
     # As many rows as sentences, up to the batch of training: one sentence does not pay for a whole batch.
     translations = translator.translate(use, params, source, min(len(source), use.batch_size))
     for sentence, ids, translation in zip(sentences, source, translations, strict=True):
         pictures.show(workdir, sentence, ids, translation, vocabularies, joined, use.shift)
+
+
+def read_as(config: Any, layer: int | None, shifted: bool) -> Any:
+    """The config with its alignment read off another layer, or one step after a word."""
+    if layer is None and not shifted:
+        return config
+    if config.model.name != 'transformer':
+        raise UserError(f'a {config.model.name} model has one attention, read where it makes a word; --layer and '
+                        '--shifted are for a transformer')  # fmt: skip
+    with config.copy_and_resolve_references().unlocked() as changed:
+        if layer is not None:
+            changed.model.alignment_layer = layer
+        if shifted:
+            changed.model.alignment_shift = 1
+    return changed
 
 
 def attend(
