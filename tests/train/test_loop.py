@@ -44,7 +44,7 @@ def config(**changes):
         save_every='3 steps', patience=0,
     )  # fmt: skip
     optimize = dict(
-        name='sgd', learning_rate=0.1, schedule='linear', warmup='5 steps', clip=0.0, weight_decay=0.0
+        name='sgd', b2=0.999, learning_rate=0.1, schedule='linear', warmup='5 steps', clip=0.0, weight_decay=0.0
     )
     for key, value in changes.items():
         (train if key in train else optimize)[key] = value
