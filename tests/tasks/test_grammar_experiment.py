@@ -1,4 +1,4 @@
-"""The grammar's experiment as it stands: minutes on two cores."""
+"""The grammar's experiments as they stand: minutes on two cores."""
 
 import json
 
@@ -8,9 +8,10 @@ from attnlab import cli
 
 
 @pytest.mark.slow
-def test_attention_learns_the_language_and_its_alignment(tmp_path):
+@pytest.mark.parametrize('experiment', ['grammar_gru', 'grammar_transformer'])
+def test_attention_learns_the_language_and_its_alignment(experiment, tmp_path):
     workdir = tmp_path / 'run'
-    assert cli.main(['train', '--config=experiments/align/grammar_gru.py', f'--workdir={workdir}']) == 0
+    assert cli.main(['train', f'--config=experiments/align/{experiment}.py', f'--workdir={workdir}']) == 0
     assert cli.main(['eval', f'--workdir={workdir}', '--split=test']) == 0
     scores = json.loads((workdir / 'scores-test.json').read_text())
     assert scores['bleu'] >= 95
