@@ -4,6 +4,9 @@ attnlab train --config=experiments/language/shakespeare_char.py --workdir=runs/s
 attnlab train --config=experiments/language/shakespeare_char.py:swiglu --workdir=runs/shakespeare_swiglu
 attnlab eval --workdir=runs/shakespeare
 attnlab generate --workdir=runs/shakespeare --prompt="ROMEO:" --temperature=0.8
+
+Two cores of an AMD EPYC, seed 0, validation loss after the last step (nanoGPT's own run: 1.88): 1.768; 'rotary' 1.722,
+'today' 1.671, 'post' 1.848.
 """
 
 from ml_collections import ConfigDict
