@@ -69,7 +69,10 @@ def figure(heads: np.ndarray, rows: Sequence[str], columns: Sequence[str], title
         axes.imshow(heads[number], cmap='Greys', vmin=0, vmax=1, aspect='equal', interpolation='nearest')
         axes.set_title(f'head {first + number}', loc='left', fontsize=8, color=heatmap.QUIET, fontfamily=heatmap.FONT)
         heatmap.mark(axes, rows if number % across == 0 else [], columns if number + across >= N else [], size)
-    picture.suptitle(title, x=0.125, ha='left', fontsize=10, color=heatmap.INK, fontfamily=heatmap.FONT)
+    labels = max(map(len, columns), default=0) * 0.6 * size / 72  # inches, as they slant; the heads' names stand above
+    above = picture.subplotpars.top + (labels + 0.4) / picture.get_figheight()
+    picture.suptitle(title, x=0.125, y=above, ha='left', va='bottom', fontsize=10, color=heatmap.INK,
+                     fontfamily=heatmap.FONT)  # fmt: skip
     return picture
 
 
