@@ -54,10 +54,11 @@ def overrides(name, folder):
     return list((more | data | {'data.widths': '20'}).items())
 
 
-@pytest.mark.parametrize(
-    'experiment',
-    [pytest.param(name, marks=[pytest.mark.slow] if any(word in name for word in ALIKE) else []) for name in EXPERIMENTS],
-)
+def slow_if_alike(name):
+    return pytest.param(name, marks=[pytest.mark.slow] if any(word in name for word in ALIKE) else [])
+
+
+@pytest.mark.parametrize('experiment', map(slow_if_alike, EXPERIMENTS))
 def test_every_field_is_read(experiment, tmp_path, monkeypatch):
     write_corpus(tmp_path)
     config = configs.load(experiment, overrides(experiment, tmp_path))
