@@ -58,7 +58,7 @@ def slow_if_alike(name):
     return pytest.param(name, marks=[pytest.mark.slow] if any(word in name for word in ALIKE) else [])
 
 
-@pytest.mark.parametrize('experiment', map(slow_if_alike, EXPERIMENTS))
+@pytest.mark.parametrize('experiment', [slow_if_alike(name) for name in EXPERIMENTS])
 def test_every_field_is_read(experiment, tmp_path, monkeypatch):
     write_corpus(tmp_path)
     config = configs.load(experiment, overrides(experiment, tmp_path))
