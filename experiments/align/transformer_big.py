@@ -7,64 +7,16 @@ attnlab count --config=experiments/align/transformer_big.py
 With 37,000 sub-words that both languages share; a small corpus gives fewer.
 """
 
-from ml_collections import ConfigDict
+import runpy
+from pathlib import Path
 
-from attnlab.tasks import transformer
+from ml_collections import ConfigDict
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """It takes no argument."""
-    if arg:
-        raise ValueError(f"the argument is {arg!r}; expected ''")
-    config = ConfigDict()
-    config.task = 'align'
-    config.seed = 0
-    config.data = dict(
-        name='files',
-        languages=('en', 'fr'),  # the files' suffixes, source first; French and English spacing are known
-        train='',  # two files X.en and X.fr, plain or .gz: --config.data.train=X
-        valid='',
-        test='',
-        vocabulary='subwords',
-        vocabulary_size=37000,
-        shared=True,  # one vocabulary for both languages
-        widths=(16, 32, 48, 64, 96, 128, 256),
-    )
-    config.model = transformer.fields(
-        name='transformer',
-        layers=6,
-        width=1024,
-        heads=16,
-        context=256,
-        positions='sinusoidal',
-        order='post',
-        mlp='relu',
-        mlp_width=4096,
-        dropout=0.1,
-        scaled_init=False,
-        init=0.0,
-        shared_embedding=True,
-        alignment_layer=5,  # whose cross-attention is the alignment, from 1
-        alignment_shift=0,  # 1: read where a word is fed, one step after it is made
-    )
-    config.optimizer = dict(
-        name='adam',
-        b2=0.98,
-        learning_rate=5e-4,
-        schedule='rsqrt',
-        warmup='4000 steps',
-        clip=0.0,
-        weight_decay=0.0,
-    )
-    config.train = dict(
-        batch_size=800,  # about 25,000 tokens of each language
-        accumulate=1,
-        duration='300000 steps',
-        log_every='100 steps',
-        eval_every='5000 steps',
-        save_every='1000 steps',
-        patience=0,
-        label_smoothing=0.1,
-    )
-    config.decode = dict(beams=4, length_penalty=0.6)
+    """The fields of transformer_base.py, wider and trained for longer.  It takes no argument."""
+    config = runpy.run_path(str(Path(__file__).with_name('transformer_base.py')))['get_config'](arg)
+    config.model.update(width=1024, heads=16, mlp_width=4096)
+    config.optimizer.learning_rate = 5e-4
+    config.train.duration = '300000 steps'
     return config

@@ -6,63 +6,17 @@ attnlab train --config=experiments/language/mixtral_8x7b.py --workdir=runs/mixtr
 The paper tells neither optimizer nor batch: these are LLaMA's.
 """
 
-from ml_collections import ConfigDict
+import runpy
+from pathlib import Path
 
-from attnlab.tasks import transformer
+from ml_collections import ConfigDict
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """It takes no argument."""
-    if arg:
-        raise ValueError(f"the argument is {arg!r}; expected ''")
-    config = ConfigDict()
-    config.task = 'language'
-    config.seed = 0
-    config.data = dict(
-        name='file',
-        path='',  # a text file: --config.data.path=FILE
-        share=0.9,  # of it, to train on
-        documents='paragraphs',  # what parts it: lines, paragraphs, or a string
-        vocabulary='subwords',
-        vocabulary_size=32000,
-    )
-    config.model = transformer.fields(
-        name='language',
-        tied=False,
-        layers=32,
-        width=4096,
-        heads=32,
-        kv_heads=8,
-        context=32768,
-        positions='rotary',
-        rotary_base=1e6,
-        norm='rms',
-        mlp='swiglu',
-        mlp_width=14336,
-        experts=8,
-        active=2,
-        use_bias=False,
-        dtype='bfloat16',
-        scan=True,
-        remat='full',
-    )
-    config.optimizer = dict(
-        name='adam',
-        b2=0.95,
-        learning_rate=3e-4,
-        schedule='cosine',
-        warmup='2000 steps',
-        clip=1.0,
-        weight_decay=0.1,
-    )
-    config.train = dict(
-        batch_size=128,
-        accumulate=128,
-        duration='250000 steps',
-        log_every='10 steps',
-        eval_every='1000 steps',
-        save_every='1000 steps',
-        patience=0,
-        label_smoothing=0.0,
-    )
+    """The fields of llama_7b.py, with experts and grouped heads.  It takes no argument."""
+    config = runpy.run_path(str(Path(__file__).with_name('llama_7b.py')))['get_config'](arg)
+    config.model.update(
+        kv_heads=8, context=32768, rotary_base=1e6, mlp_width=14336, experts=8, active=2,
+    )  # fmt: skip
+    config.train.update(batch_size=128, accumulate=128)
     return config
