@@ -30,7 +30,7 @@ def check(config: Any) -> None:
     """Raises UserError for values that no model or corpus can be made of, before anything is read or written."""
     check_seed(config.seed)
     corpus.check(config.data)
-    models.build(config, 5, 5)
+    check_model(config)
     if config.decode.beams < 1:
         raise UserError(f'decode.beams is {config.decode.beams}; expected 1 (greedy) or more')
     if config.decode.length_penalty < 0:
@@ -41,7 +41,7 @@ def check(config: Any) -> None:
 
 def check_model(config: Any) -> None:
     """Raises UserError for values that no model can be made of."""
-    models.build(config, 5, 5)
+    transformer.try_init(models.build(config, 5, 5).init)
 
 
 def outline(config: Any, layers: int | None, active: bool) -> Outline:
@@ -135,7 +135,7 @@ def evaluate(config: Any, workdir: Path, params: Params, split: str) -> dict[str
     samples = workdir / 'samples'
     samples.mkdir(exist_ok=True)
     if models.attends(config):
-        found |= _alignment(config, samples / f'{split}.links', forced, encoded, vocabularies, pairs)
+        found |= _alignment(config, use, samples / f'{split}.links', forced, encoded, vocabularies, pairs)
     found['by_length'] = scores.by_length(pairs.source, outputs, pairs.target, source_language)
     path = samples / f'{split}.json'
     pictures.write_samples(path, pairs, outputs, encoded.source, translations, vocabularies, use.shift)
@@ -143,10 +143,15 @@ def evaluate(config: Any, workdir: Path, params: Params, split: str) -> dict[str
 
 
 def _alignment(
-    config: Any, path: Path, forced: Any, encoded: corpus.Encoded, vocabularies: Any, pairs: Any
+    config: Any,
+    use: translator.Translator,
+    path: Path,
+    forced: Any,
+    encoded: corpus.Encoded,
+    vocabularies: Any,
+    pairs: Any,
 ) -> dict[str, Any]:
     """Writes the links that the attention gives the references, and scores them where the corpus has gold ones."""
-    model = models.build(config, *(each.size for each in vocabularies))
 
     def links(layer: int) -> dict[str, list[frozenset[Link]]]:
         weights = [one[layer] for one in forced]
@@ -155,8 +160,8 @@ def _alignment(
             for name, shift in READINGS.items()
         }
 
-    chosen = links(model.layer)
-    write_links(path, chosen['shifted' if model.shift else 'emit'])
+    chosen = links(use.layer)
+    write_links(path, chosen['shifted' if use.shift else 'emit'])
     if pairs.links is None:
         return {}
     found: dict[str, Any] = scores.alignment_scores(chosen, pairs.links, inversions(config, path.stem))
@@ -209,7 +214,8 @@ def attend(
     use, vocabularies = in_use(config, workdir)
     model = models.build(config, *(each.size for each in vocabularies))
     source = corpus.encode(texts, vocabularies[0])
-    for sentence, ids, made in zip(texts, source, translator.translate(use, params, source), strict=True):
+    translations = translator.translate(use, params, source, min(len(source), use.batch_size))
+    for sentence, ids, made in zip(texts, source, translations, strict=True):
         pictures.attend(workdir, model, params, vocabularies, sentence, ids, made.target, layer, head)
 
 

@@ -119,7 +119,6 @@ def _transformer(fields: Any, widths: Sequence[int], source_size: int, target_si
         transformer.added(fields), fields.shared_embedding, fields.scan, fields.remat,
     )  # fmt: skip
     layer = fields.alignment_layer - 1
-    transformer.try_init(_init(model))
 
     def train(params: Any, source: Any, inputs: Any, rng: Any) -> tuple[Any, dict[str, Any]]:
         return model.apply({'params': params}, source, inputs, False, rngs={'dropout': rng})  # pyright: ignore[reportReturnType]

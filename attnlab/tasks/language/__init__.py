@@ -32,7 +32,7 @@ def check(config: Any) -> None:
     """Raises UserError for values that no model or text can be made of, before anything is read or written."""
     check_seed(config.seed)
     corpus.check(config.data)
-    build_model(config, 5)
+    check_model(config)
     if not 0.0 <= config.train.label_smoothing < 1.0:
         raise UserError(f'train.label_smoothing is {config.train.label_smoothing}; expected 0 <= smoothing < 1')
 
@@ -40,7 +40,7 @@ def check(config: Any) -> None:
 def check_model(config: Any) -> None:
     """Raises UserError for values that no model can be made of."""
     corpus.check_tokens(config.data)
-    build_model(config, 5)
+    transformer.try_init(_init(build_model(config, 5)))
 
 
 def outline(config: Any, layers: int | None, active: bool) -> Outline:
@@ -65,12 +65,10 @@ def build_model(config: Any, size: int) -> LanguageModel:
     if model.name != 'language':
         raise UserError(f"model.name is {model.name!r}; expected 'language'")
     transformer.check(model)
-    built = LanguageModel(
+    return LanguageModel(
         size, model.width, model.layers, model.context, transformer.recipe(model), transformer.added(model),
         model.tied, model.scan, model.remat,
     )  # fmt: skip
-    transformer.try_init(_init(built))
-    return built
 
 
 def _init(model: LanguageModel) -> Callable[[jax.Array], Params]:
