@@ -9,15 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.errors import RunError, UserError
+from attnlab.bench import peers
+from attnlab.errors import RunError
 
-try:
-    import torch  # pyright: ignore[reportMissingImports]
-except ImportError:
-    raise UserError("PyTorch is not installed; pip install 'attnlab[peers]' installs it") from None
-
-from torch import nn  # pyright: ignore[reportMissingImports]
-from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
+torch: Any = peers.torch()
+nn, F = torch.nn, torch.nn.functional
 
 Tensor = Any
 GELU = {'gelu': 'none', 'gelu_tanh': 'tanh'}  # what `Recipe.mlp` calls what `nn.GELU` is told

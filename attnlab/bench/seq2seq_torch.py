@@ -9,16 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.errors import UserError
+from attnlab.bench import peers
 
-try:
-    import torch  # pyright: ignore[reportMissingImports]
-except ImportError:
-    raise UserError("PyTorch is not installed; pip install 'attnlab[peers]' installs it") from None
-
-from torch import nn  # pyright: ignore[reportMissingImports]
-from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence  # pyright: ignore[reportMissingImports]
+torch: Any = peers.torch()
+nn, F = torch.nn, torch.nn.functional
+rnn = torch.nn.utils.rnn
 
 Tensor = Any
 
@@ -89,9 +84,9 @@ class Seq2Seq(nn.Module):
         turned = torch.where(at < lengths[:, None], lengths[:, None] - 1 - at, at)[..., None]
         if self.reverse_source:
             x = torch.take_along_dim(x, turned, 1)
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         states, last = self.encoder(packed)
-        states, _ = pad_packed_sequence(states, batch_first=True, total_length=S)
+        states, _ = rnn.pad_packed_sequence(states, batch_first=True, total_length=S)
         if self.reverse_source:
             states = torch.take_along_dim(states, turned, 1)
         last = (last[0] if self.lstm else last)[-self.directions :].transpose(0, 1).reshape(B, -1)

@@ -1,10 +1,15 @@
 """Tiny runs of experiments, each trained once a session."""
 
 import hashlib
+import zlib
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from attnlab import config as configs
+from attnlab.tasks import language
 from attnlab.train import run
 
 TINY = {
@@ -14,6 +19,7 @@ TINY = {
     'train.batch_size': '16', 'train.duration': '20 steps', 'train.eval_every': '10 steps',
     'train.save_every': '3 steps', 'train.log_every': '1 steps',
 }  # fmt: skip
+T = 16  # the context of a tiny language model
 
 
 def tiny_config(arg='', **changes):
@@ -88,3 +94,27 @@ def files(workdir):
     """What a run's directory holds, but for figures/."""
     found = [path for path in workdir.rglob('*') if path.is_file() and 'figures' not in path.parts]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def text_of(vocabulary, ids):
+    return ''.join(vocabulary.characters[i] for i in ids)
+
+
+def drawn(path, shape):
+    """Values that a parameter of this name and shape has in any model: nothing else makes two losses differ."""
+    seed = zlib.crc32(jax.tree_util.keystr(path).encode())
+    return 0.3 * np.random.default_rng(seed).standard_normal(shape.shape, np.float32)
+
+
+@pytest.fixture(scope='session')
+def speaker(stream):
+    """Model, parameters, vocabulary, and logits [T, V] of ids; drawn, as after few steps all texts go on alike."""
+    loaded = run.load(stream)
+    model, vocabulary = language.in_use(loaded.config, stream)
+    params = jax.tree.map(jnp.asarray, jax.tree_util.tree_map_with_path(drawn, loaded.params))
+    apply = jax.jit(lambda ids: model.apply({'params': params}, ids)[0][0])
+
+    def logits(ids):
+        return np.asarray(apply(np.pad(ids, (0, T - len(ids)))[None].astype(np.int32)))[: len(ids)]
+
+    return model, params, vocabulary, logits

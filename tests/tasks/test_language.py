@@ -2,30 +2,23 @@
 
 import json
 import math
-import zlib
 from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from attnlab import cli, tasks
 from attnlab.data.rows import IGNORE
 from attnlab.errors import UserError
-from attnlab.tasks import align, language
-from attnlab.tasks.language import corpus, writer
+from attnlab.tasks import language
+from attnlab.tasks.language import corpus
 from attnlab.train import checkpoint, loop, metrics, run
 from tests.quick import QUICK
-from tests.tasks.conftest import LINES, files, tiny_language, tiny_transformer
+from tests.tasks.conftest import LINES, T, drawn, text_of, tiny_language
 
 TEXT = '\n'.join(LINES) + '\n'
-T = 16
-
-
-def text_of(vocabulary, ids):
-    return ''.join(vocabulary.characters[i] for i in ids)
 
 
 # Training
@@ -49,12 +42,6 @@ def test_a_text_is_cut_as_nanogpt_cuts_it(tmp_path, shared):
     data = tiny_language(tmp_path, data__folder=shared('tinyshakespeare')).data
     lengths = [len(corpus.read(data, split, 0)[0].text) for split in ('train', 'valid')]
     assert lengths == [1_003_854, 111_540]  # which its prepare.py prints
-
-
-def drawn(path, shape):
-    """Values that a parameter of this name and shape has in any model: nothing else makes two losses differ."""
-    seed = zlib.crc32(jax.tree_util.keystr(path).encode())
-    return 0.3 * np.random.default_rng(seed).standard_normal(shape.shape, np.float32)
 
 
 def first_loss(config, workdir):
@@ -239,20 +226,6 @@ def test_twenty_steps_are_seven_and_thirteen(stream, monkeypatch):
 # Scores
 
 
-@pytest.fixture(scope='module')
-def speaker(stream):
-    """Model, parameters, vocabulary, and logits [T, V] of ids; drawn, as after few steps all texts go on alike."""
-    loaded = run.load(stream)
-    model, vocabulary = language.in_use(loaded.config, stream)
-    params = jax.tree.map(jnp.asarray, jax.tree_util.tree_map_with_path(drawn, loaded.params))
-    apply = jax.jit(lambda ids: model.apply({'params': params}, ids)[0][0])
-
-    def logits(ids):
-        return np.asarray(apply(np.pad(ids, (0, T - len(ids)))[None].astype(np.int32)))[: len(ids)]
-
-    return model, params, vocabulary, logits
-
-
 def test_a_token_changes_what_comes_behind_it_alone(speaker):
     *_, vocabulary, logits = speaker
     ids = vocabulary.encode(TEXT[:T])
@@ -303,130 +276,6 @@ def test_every_token_of_a_document_and_its_end_are_scored(documents):
     assert scores['tokens'] == sum(len(line) + 1 for line in lines)
     bits = scores['loss'] * scores['tokens'] / math.log(2) / sum(map(len, lines))
     assert scores['bits_per_character'] == pytest.approx(bits)
-
-
-# Writing
-
-
-@pytest.fixture(scope='module')
-def write(speaker):
-    model, params, vocabulary, _ = speaker
-    return partial(writer.write, model, params, vocabulary, 'the cat', False)
-
-
-def test_the_likeliest_text_is_a_plain_loops(speaker, write, caplog):
-    caplog.set_level('INFO')
-    *_, vocabulary, logits = speaker
-    text = seen = vocabulary.encode('the cat').tolist()
-    for _ in range(2 * T):
-        seen = seen if len(seen) <= T else seen[-T // 2 :]
-        following = int(logits(np.array(seen))[-1].argmax())
-        text, seen = [*text, following], [*seen, following]
-    assert write(tokens=2 * T, temperature=0.0) == [text_of(vocabulary, text)]
-    assert len(set(text[-8:])) > 3
-    assert caplog.messages == ['the context of 16 tokens is full: goes on from its last half']
-    assert write(tokens=2 * T, top_k=1, seed=5) == [text_of(vocabulary, text)]
-
-
-def test_a_sample_is_the_same_however_many_there_are(write):
-    many = write(tokens=30, samples=3)
-    assert write(tokens=30) == many[:1]
-    assert len(set(many)) == 3 and {len(text) for text in many} == {len('the cat') + 30}
-    assert write(tokens=30, seed=1) != many[:1]
-
-
-def test_many_tokens_are_one_program(write, monkeypatch):
-    made, real = [], writer.continuation
-    monkeypatch.setattr(writer, 'continuation', lambda *args: made.append(real(*args)) or made[-1])
-    (text,) = write(tokens=200)
-    assert len(text) == 207 and [each._cache_size() for each in made] == [1]
-
-
-def test_documents_end_with_their_own_end(documents):
-    loaded = run.load(documents)
-    model, vocabulary = language.in_use(loaded.config, documents)
-    say = partial(writer.write, model, loaded.params, vocabulary, documents=True, tokens=60)
-    many = say('', samples=8, seed=1)
-    few = say('', samples=4, seed=1)
-    assert few == many[:4]
-    lengths = [*map(len, many)]
-    # One goes on past the context while another, not among the few, has ended in the last half of it.
-    assert max(lengths[:4]) > T + 9 and all(length < T // 2 or length > T for length in lengths[:4])
-    assert any(T // 2 < length < T - 2 for length in lengths[4:]) and max(lengths) < 60
-    assert say('Jim', samples=2)[1].startswith('Jim')
-
-
-REFUSED = [
-    ([], 'the prompt is empty; expected some text to go on from'),
-    (['--prompt=the cät'], "prompt, line 1: character 'ä' (U+00E4) is none of the 23 of the training text"),
-    (['--prompt=x', '--tokens=0'], 'tokens is 0; expected at least 1'),
-    (['--prompt=the', '--tokens=0'], 'tokens is 0; expected at least 1'),
-    (['--prompt=the', '--samples=0'], 'samples is 0; expected at least 1'),
-    (['--prompt=the', '--seed=-1'], 'seed is -1; expected'),
-    (['--prompt=the', '--seed=99999999999999999999'], 'seed is 99999999999999999999; expected'),
-    (['--prompt=the', '--temperature=-1'], 'temperature is -1.0; expected a finite number, at least 0'),
-    (['--prompt=the', '--temperature=nan'], 'temperature is nan; expected a finite number'),
-    (['--prompt=the', '--top_k=0'], 'top_k is 0; expected a whole number, at least 1'),
-    (['--prompt=the', '--top_p=2'], 'top_p is 2.0; expected 0 < top_p <= 1'),
-]
-
-
-@pytest.mark.parametrize(('flags', 'message'), REFUSED, ids=[' '.join(flags) for flags, _ in REFUSED])
-def test_generate_refuses_in_one_line(stream, capsys, flags, message):
-    assert cli.main(['generate', f'--workdir={stream}', *flags]) == 2
-    out, error = capsys.readouterr()
-    assert out == '' and error.startswith(f'attnlab: {message}') and error.count('\n') == 1
-
-
-def test_generate_prints_each_text(stream, capsys):
-    flags = ['--prompt=the cat', '--tokens=5', '--samples=2', '--temperature=0']
-    assert cli.main(['generate', f'--workdir={stream}', *flags]) == 0
-    text = capsys.readouterr().out
-    assert len(text) == 2 * (7 + 5 + 1) and text[:13] == text[13:] and text.startswith('the cat')
-
-
-# Looking
-
-
-def test_attend_draws_each_layer_and_keeps_the_run_as_it_is(stream, speaker, capsys):
-    *_, vocabulary, _ = speaker
-    before, text = files(stream), 'the cat fears'
-    assert cli.main(['attend', f'--workdir={stream}', text]) == 0
-    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert [path.name for path in written] == ['weights.npz', 'attention-layer1.png']
-    assert len({path.parent for path in written}) == 1 and written[0].parent.parent == stream / 'figures'
-    assert written[1].read_bytes().startswith(b'\x89PNG\r\n') and files(stream) == before
-    with np.load(written[0], allow_pickle=False) as arrays:
-        weights = arrays['attention']
-        pieces = list(text.replace(' ', vocabulary.pieces(vocabulary.encode(' '))[0]))
-        assert arrays['rows attention'].tolist() == pieces
-        assert arrays['columns attention'].tolist() == pieces
-    assert weights.shape == (1, 2, len(text), len(text))
-    np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-6)
-    np.testing.assert_array_equal(np.triu(weights, 1), 0)
-    assert weights[0, :, 1:].min(axis=-1, where=np.tri(len(text), dtype=bool)[1:], initial=1).min() > 0
-
-
-@pytest.mark.parametrize(('argv', 'message'), [
-    (['--layer=2', 'the cat'], '--layer is 2; expected 1 to 1, those of '),
-    (['--layer=0', 'the cat'], '--layer is 0; expected 1 to 1, those of '),
-    (['--head=3', 'the cat'], '--head is 3; expected 1 to 2, those of '),
-    (['the cat the dog bit'], 'the text has 19 tokens; expected at most 16, the context of the model'),
-    (['the cät'], "prompt, line 1: character 'ä'"),
-])  # fmt: skip
-def test_attend_refuses_before_anything_is_written(stream, capsys, argv, message):
-    before = sorted(stream.rglob('*'))
-    assert cli.main(['attend', f'--workdir={stream}', *argv]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f'attnlab: {message}') and error.count('\n') == 1
-    assert sorted(stream.rglob('*')) == before
-
-
-def test_a_run_does_what_its_task_does(stream, translating, capsys):
-    assert cli.main(['translate', f'--workdir={stream}', 'the cat sleeps.']) == 2
-    assert capsys.readouterr().err == "attnlab: a run of task 'language' does not translate\n"
-    assert cli.main(['generate', f'--workdir={translating}', '--prompt=the cat']) == 2
-    assert capsys.readouterr().err == "attnlab: a run of task 'align' does not generate\n"
 
 
 # What cannot be
@@ -485,17 +334,3 @@ def test_what_only_the_text_can_tell_leaves_no_trace_either(tmp_path):
         with pytest.raises(UserError, match=message):
             run.train(tiny_language(tmp_path, **changes), tmp_path / 'new')
     assert not (tmp_path / 'new').exists()
-
-
-def test_a_transformer_that_cannot_be_is_refused():
-    for change, message in (
-        ({'model__alignment_layer': 3}, 'model.alignment_layer is 3; expected 1 to 2, the layers'),
-        ({'model__alignment_shift': 2}, 'model.alignment_shift is 2; expected 0 or 1'),
-        ({'model__mixer': 'gru'}, "model.mixer is 'gru'; an encoder sees both sides, expected 'attention'"),
-        ({'model__name': 'recurrent'}, "model.name is 'recurrent', which asks for model.cell; this experiment has no"),
-        ({'data__name': 'files'}, "data.name is 'files', which asks for data.languages; this experiment has no"),
-        ({'data__name': 'multi30k'}, "data.name is 'multi30k', which asks for data.folder; this experiment has no"),
-        ({'seed': 2**64}, 'seed is 18446744073709551616; expected 0 to 4294967295'),
-    ):
-        with pytest.raises(UserError, match=message):
-            align.check(tiny_transformer(**change))
