@@ -6,12 +6,11 @@ Nothing heavy is imported here: a command imports what it runs once its command 
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 from attnlab.errors import RunError, UserError
+from attnlab.flags import Command, Flag, nearest, number, parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,9 +38,9 @@ def _dispatch(argv: list[str]) -> None:
 
             print('attnlab', __version__)
         case [name, *rest] if name in _COMMANDS:
-            _COMMANDS[name].run(_parse(name, rest))
+            _COMMANDS[name].run(parse(name, _COMMANDS[name], rest))
         case [name, *_]:
-            raise UserError(f'there is no command {name!r}{_nearest(name, [*_COMMANDS, "--help", "--version"])}')
+            raise UserError(f'there is no command {name!r}{nearest(name, [*_COMMANDS, "--help", "--version"])}')
         case _:
             raise UserError(f'a command is missing: one of {", ".join(_COMMANDS)}; attnlab --help tells more')
 
@@ -93,11 +92,11 @@ def _eval(given: argparse.Namespace) -> None:
 
 def _translate(given: argparse.Namespace) -> None:
     workdir = _run_directory(given.workdir)
-    layer = _number('layer', given.layer, int)
+    layer = number('layer', given.layer, int)
     sentences = given.words or _piped_sentences()
-    for number, sentence in enumerate(sentences, 1):
+    for at, sentence in enumerate(sentences, 1):
         if not sentence.strip():
-            raise UserError(f'sentence {number} is empty')
+            raise UserError(f'sentence {at} is empty')
 
     _prepare()
     from attnlab import tasks
@@ -111,7 +110,7 @@ def _translate(given: argparse.Namespace) -> None:
 
 def _generate(given: argparse.Namespace) -> None:
     workdir = _run_directory(given.workdir)
-    numbers = {name: _number(name, getattr(given, name), kind) for name, kind in _GENERATED.items()}
+    numbers = {name: number(name, getattr(given, name), kind) for name, kind in _GENERATED.items()}
 
     _prepare()
     from attnlab import tasks
@@ -128,7 +127,7 @@ _GENERATED = {'tokens': int, 'samples': int, 'seed': int, 'temperature': float, 
 
 def _attend(given: argparse.Namespace) -> None:
     workdir = _run_directory(given.workdir)
-    layer, head = (_number(name, getattr(given, name), int) for name in ('layer', 'head'))
+    layer, head = (number(name, getattr(given, name), int) for name in ('layer', 'head'))
     texts = given.words
     if not texts or not all(text.strip() for text in texts):
         raise UserError('attend expects a text in quotes, or several')
@@ -153,17 +152,6 @@ def _count(given: argparse.Namespace) -> None:
     print(count.table(*count.count(config)))
 
 
-def _number(name: str, text: str | None, kind: type) -> Any:
-    """The value of a flag, None where it is not given."""
-    if text is None:
-        return None
-    try:
-        return kind(text)
-    except ValueError:
-        expected = 'a whole number' if kind is int else 'a number'
-        raise UserError(f'--{name} expects {expected}, got {text!r}') from None
-
-
 def _aer(given: argparse.Namespace) -> None:
     from attnlab.data import alignments
 
@@ -178,7 +166,7 @@ def _bench(given: argparse.Namespace) -> None:
         raise UserError(f'bench takes one of {", ".join(_BENCHES)}, got {" ".join(given.words)!r}')
     for name in given.words:
         if name not in _BENCHES:
-            raise UserError(f'there is no bench {name!r}{_nearest(name, _BENCHES)}')
+            raise UserError(f'there is no bench {name!r}{nearest(name, _BENCHES)}')
     for name in given.words or _BENCHES:
         importlib.import_module(f'attnlab.bench.{name}').main()
 
@@ -186,94 +174,77 @@ def _bench(given: argparse.Namespace) -> None:
 _BENCHES = ('seq2seq', 'attention', 'lm')
 
 
-@dataclass(frozen=True)
-class _Flag:
-    name: str
-    metavar: str  # '' for a switch
-    help: str
-    needed: bool = False
-
-
-@dataclass(frozen=True)
-class _Command:
-    run: Callable[[argparse.Namespace], None]
-    summary: str
-    flags: tuple[_Flag, ...] = ()
-    words: str = ''  # what its positional arguments are called, '' where it takes none
-    overrides: bool = False
-
-
-_A_RUN = _Flag('workdir', 'DIR', 'the directory of a trained run', needed=True)
+_A_RUN = Flag('workdir', 'DIR', 'the directory of a trained run', needed=True)
 
 _COMMANDS = {
-    'train': _Command(
+    'train': Command(
         _train,
         'trains an experiment; run again, it goes on where it stopped',
         (
-            _Flag('config', 'FILE[:ARG]', 'experiment file with get_config(arg), and its argument', needed=True),
-            _Flag('workdir', 'DIR', 'where everything about the run is written', needed=True),
+            Flag('config', 'FILE[:ARG]', 'experiment file with get_config(arg), and its argument', needed=True),
+            Flag('workdir', 'DIR', 'where everything about the run is written', needed=True),
         ),
         overrides=True,
     ),
-    'eval': _Command(
+    'eval': Command(
         _eval,
         'scores a run, every example once',
         (
             _A_RUN,
-            _Flag('split', 'NAME', 'which split of its data (default: test, or valid where there is none)'),
+            Flag('split', 'NAME', 'which split of its data (default: test, or valid where there is none)'),
         ),
     ),
-    'translate': _Command(
+    'translate': Command(
         _translate,
         'prints the French and draws its alignment; sentences also come from a pipe, one a line',
         (
             _A_RUN,
-            _Flag('joined', '', 'draw words, not sub-words'),
-            _Flag('layer', 'N', "a Transformer's alignment is that of this layer, from 1 (default: its config's)"),
-            _Flag('shifted', '', 'read it one step later, where a word is fed'),
+            Flag('joined', '', 'draw words, not sub-words'),
+            Flag('layer', 'N', "a Transformer's alignment is that of this layer, from 1 (default: its config's)"),
+            Flag('shifted', '', 'read it one step later, where a word is fed'),
         ),
         words='SENTENCE',
     ),
-    'generate': _Command(
+    'generate': Command(
         _generate,
         'lets a language model go on from a prompt',
         (
             _A_RUN,
-            _Flag('prompt', 'TEXT', 'what it goes on from'),
-            _Flag('tokens', 'N', 'how many to add at most (default: 200)'),
-            _Flag('samples', 'N', 'how many texts (default: 1)'),
-            _Flag('seed', 'N', 'of the draws (default: 0)'),
-            _Flag('temperature', 'X', '0 takes the likeliest token (default: 1)'),
-            _Flag('top_k', 'K', 'draws from the K likeliest tokens only'),
-            _Flag('top_p', 'P', 'draws from the likeliest tokens that have probability P together'),
+            Flag('prompt', 'TEXT', 'what it goes on from'),
+            Flag('tokens', 'N', 'how many to add at most (default: 200)'),
+            Flag('samples', 'N', 'how many texts (default: 1)'),
+            Flag('seed', 'N', 'of the draws (default: 0)'),
+            Flag('temperature', 'X', '0 takes the likeliest token (default: 1)'),
+            Flag('top_k', 'K', 'draws from the K likeliest tokens only'),
+            Flag('top_p', 'P', 'draws from the likeliest tokens that have probability P together'),
         ),
     ),
-    'attend': _Command(
+    'attend': Command(
         _attend,
         'draws the attention of every layer and head over a text',
         (
             _A_RUN,
-            _Flag('layer', 'N', 'draw this layer alone, from 1'),
-            _Flag('head', 'N', 'draw this head alone, from 1'),
+            Flag('layer', 'N', 'draw this layer alone, from 1'),
+            Flag('head', 'N', 'draw this head alone, from 1'),
         ),
         words='TEXT',
     ),
-    'count': _Command(
+    'count': Command(
         _count,
         'parameters, FLOP and memory of a config, layer by layer, with nothing allocated',
-        (_Flag('config', 'FILE[:ARG]', 'experiment file with get_config(arg), and its argument', needed=True),),
+        (Flag('config', 'FILE[:ARG]', 'experiment file with get_config(arg), and its argument', needed=True),),
         overrides=True,
     ),
-    'aer': _Command(
+    'aer': Command(
         _aer,
         "alignment error rate, precision and recall of any aligner's links",
         (
-            _Flag('gold', 'FILE', 'gold alignments, NAACL 2003 or Pharaoh format', needed=True),
-            _Flag('links', 'FILE', "an aligner's output, either format", needed=True),
-            _Flag('swap', '', 'the links name the target first'),
+            Flag('gold', 'FILE', 'gold alignments, NAACL 2003 or Pharaoh format', needed=True),
+            Flag('links', 'FILE', "an aligner's output, either format", needed=True),
+            Flag('swap', '', 'the links name the target first'),
         ),
     ),
-    'bench': _Command(
+    'bench': Command(
         _bench,
         f'our steps beside those one would pick instead: {", ".join(_BENCHES)} (default: all)',
         words='WHAT',
@@ -298,90 +269,6 @@ examples:
   attnlab generate --workdir=runs/shakespeare --prompt="ROMEO:" --temperature=0.8
   attnlab count --config=experiments/language/gpt3_175b.py
   attnlab aer --gold=gold.naacl --links=aligner.pharaoh"""
-
-
-# The command line
-
-
-def _parse(name: str, argv: list[str]) -> argparse.Namespace:
-    """The flags by name, `words` and `overrides` beside them; whatever else stands there is refused."""
-    if '--' in argv:
-        raise UserError(f'{name} takes nothing after --, got {" ".join(argv[argv.index("--") :])!r}')
-    command = _COMMANDS[name]
-    overrides, rest = _split_overrides(argv) if command.overrides else ([], argv)
-    given, unknown = _parser(name, command).parse_known_args(rest)
-    for token in unknown:
-        _check_word(name, command, token)
-    values = {flag.name: _one(name, flag, getattr(given, flag.name)) for flag in command.flags}
-    return argparse.Namespace(**values, words=unknown, overrides=overrides)
-
-
-def _check_word(name: str, command: _Command, token: str) -> None:
-    if token.startswith('-') and ' ' not in token:
-        raise UserError(f'{name} does not understand {token!r}{_nearest_flag(token, command)}')
-    if not command.words:
-        override = command.overrides and '=' in token
-        hint = f'; did you mean --config.{token.removeprefix("config.")}?' if override else ''
-        raise UserError(f'{name} takes only flags, got {token!r}{hint}')
-
-
-def _one(name: str, flag: _Flag, values: list | None) -> Any:
-    if not values:
-        if flag.needed:
-            raise UserError(f'{name} needs --{flag.name}={flag.metavar}')
-        return None if flag.metavar else False
-    if len(values) > 1:
-        raise UserError(f'--{flag.name} is given {len(values)} times; once is expected')
-    if values == ['']:
-        raise UserError(f'--{flag.name} expects {flag.metavar}, got nothing')
-    return values[0]
-
-
-def _parser(name: str, command: _Command) -> argparse.ArgumentParser:
-    words = f' [{command.words} ...]' if command.words else ''
-    forms = [f'--{flag.name}={flag.metavar}'.removesuffix('=') for flag in command.flags]
-    flags = [form if flag.needed else f'[{form}]' for flag, form in zip(command.flags, forms, strict=True)]
-    usage = ' '.join(['attnlab', name, *flags]) + ' [--config.KEY=VALUE ...]' * command.overrides + words
-    parser = argparse.ArgumentParser(usage=usage, description=command.summary, allow_abbrev=False)
-    parser.error = _refuse
-    for flag in command.flags:  # collected in lists, so that one given twice is seen
-        if flag.metavar:
-            parser.add_argument(f'--{flag.name}', metavar=flag.metavar, action='append', help=flag.help)
-        else:
-            parser.add_argument(f'--{flag.name}', action='append_const', const=True, help=flag.help)
-    return parser
-
-
-def _refuse(message: str) -> NoReturn:
-    raise UserError(message.removeprefix('argument '))
-
-
-def _split_overrides(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Takes `--config.key=value` and `--config.key value` out of the arguments."""
-    overrides, rest, tokens = [], [], iter(argv)
-    for token in tokens:
-        if not token.startswith('--config.'):
-            rest.append(token)
-            continue
-        key, equals, value = token.removeprefix('--config.').partition('=')
-        if not equals and ((value := next(tokens, '--')).startswith('--')):
-            raise UserError(f'{token} expects a value: {token}=VALUE')
-        overrides.append((key, value))
-    return overrides, rest
-
-
-def _nearest_flag(token: str, command: _Command) -> str:
-    name = token.lstrip('-')
-    if command.overrides and name.startswith('config.'):
-        return f'; did you mean --{name}?'
-    return _nearest('--' + name.partition('=')[0], [f'--{flag.name}' for flag in command.flags] + ['--help'])
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f'; did you mean {near[0]}?' if near else f'; expected one of {", ".join(names)}'
 
 
 # Directories and pipes
@@ -419,8 +306,8 @@ def _piped_sentences() -> list[str]:
     try:
         return [line.removesuffix(b'\r').decode('utf-8') for line in lines]
     except UnicodeDecodeError:
-        number = next(i for i, line in enumerate(lines, 1) if not _is_utf8(line))
-        raise UserError(f'the standard input is not UTF-8 at line {number}') from None
+        at = next(i for i, line in enumerate(lines, 1) if not _is_utf8(line))
+        raise UserError(f'the standard input is not UTF-8 at line {at}') from None
 
 
 def _is_utf8(line: bytes) -> bool:
