@@ -34,7 +34,8 @@ def write_corpus(folder):
 
 def overrides(name, folder):
     """An experiment cut down to seconds, on a text or a corpus in `folder` where it has none of its own."""
-    more = TRAIN | {'optimizer.warmup': '2 steps'} | (RECURRENT if 'gru' in name else TRANSFORMER)
+    recurrent = 'gru' in name or 'rnn' in name
+    more = TRAIN | {'optimizer.warmup': '2 steps'} | (RECURRENT if recurrent else TRANSFORMER)
     if 'language' in name:
         (folder / 'input.txt').write_text('\n\n'.join(pair[0] for pair in TEXT))
         where = {'data.folder': str(folder)} if 'shakespeare' in name else {
@@ -49,7 +50,7 @@ def overrides(name, folder):
     else:
         data |= {f'data.{split}': str(folder / file) for split, file in
                  (('train', 'train'), ('valid', 'val'), ('test', 'test_2016_flickr'))}
-    if 'gru' not in name:
+    if not recurrent:
         more |= {'model.alignment_layer': '1', 'model.mlp_width': '0'}
     return list((more | data | {'data.widths': '20'}).items())
 

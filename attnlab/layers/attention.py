@@ -22,9 +22,10 @@ class SourceAttention(nn.Module):
 
     score: Score
     features: int
+    use_bias: bool = True
 
     def setup(self) -> None:
-        self.query = nn.Dense(self.features)
+        self.query = nn.Dense(self.features, use_bias=self.use_bias)
         self.key = nn.Dense(self.features, use_bias=False)
         if self.score == 'additive':
             self.vector = self.param('vector', nn.initializers.lecun_normal(), (self.features, 1))

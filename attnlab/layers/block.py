@@ -37,6 +37,7 @@ class Recipe:
     parallel: attention and MLP side by side on one norm (Wang and Komatsuzaki 2021), not one after the other.
     mlp: its kind; mlp_width: F; its kind's own if None.
     experts: E of them in place of the MLP, `active` A a token; 0 for none.  capacity_factor, shared: as in `Experts`.
+      One alone weighs its probability (Fedus et al. 2021, section 2.1); of more the weights add up to 1.
     use_bias: on products and norms.  dropout: of what a branch adds.  attention_dropout: of attention weights.
     layer_drop: the rate at which, in training, a row passes a block by; what a block adds to the others grows by
       1 / (1 - rate) (Huang et al. 2016; Fan et al. 2020).
@@ -191,6 +192,7 @@ class Block(nn.Module):
         return Experts(
             experts=recipe.experts, active=recipe.active, capacity_factor=recipe.capacity_factor, shared=recipe.shared,
             order='token',  # by choices, a later token could take the place of an earlier one's second
+            renormalised=recipe.active > 1,  # of one alone it would always be 1, and teach the router nothing
             name='experts', **common,
         )  # fmt: skip
 

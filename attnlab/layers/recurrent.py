@@ -1,5 +1,6 @@
 """Recurrent cells and their run over a padded sequence."""
 
+from functools import partial
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -17,18 +18,26 @@ class GRUCell(nn.Module):
     """Gated recurrent unit (Cho et al. 2014), with the reset gate behind the product as in cuDNN, PyTorch and Flax.
 
     Two matrix products a step, [*, 3D] each, where `flax.linen.GRUCell` has six: gates in the order r, z, n.
+    original: the reset gate before the product, which takes a third one, and no biases (Bahdanau et al. 2015, A.1.1).
     """
 
     features: int
+    original: bool = False
 
     @nn.compact
     def __call__(self, state: Float[Array, 'B D'], inputs: Float[Array, 'B I']) -> Float[Array, 'B D']:
         """One step: the state before it [B, D] and its input [B, I] give the state after it [B, D]."""
-        from_input = nn.Dense(3 * self.features, name='input')(inputs)
-        from_state = nn.Dense(3 * self.features, name='hidden', kernel_init=blocks_of_orthogonal(3))(state)
-        (xr, xz, xn), (hr, hz, hn) = jnp.split(from_input, 3, axis=-1), jnp.split(from_state, 3, axis=-1)
+        dense = partial(nn.Dense, use_bias=not self.original)
+        gates = 2 if self.original else 3
+        from_input = dense(3 * self.features, name='input')(inputs)
+        from_state = dense(gates * self.features, name='hidden', kernel_init=blocks_of_orthogonal(gates))(state)
+        (xr, xz, xn), (hr, hz, *hn) = jnp.split(from_input, 3, axis=-1), jnp.split(from_state, gates, axis=-1)
         r, z = nn.sigmoid(xr + hr), nn.sigmoid(xz + hz)
-        n = jnp.tanh(xn + r * hn)
+        if self.original:
+            recalled = dense(self.features, name='candidate', kernel_init=nn.initializers.orthogonal())(r * state)
+        else:
+            recalled = r * hn[0]
+        n = jnp.tanh(xn + recalled)
         return n + z * (state - n)
 
 
@@ -44,16 +53,17 @@ def blocks_of_orthogonal(count: int) -> nn.initializers.Initializer:
 
 
 class Cell(nn.Module):
-    """A GRU or an LSTM cell behind one signature: (state, inputs) -> state."""
+    """A GRU or an LSTM cell behind one signature: (state, inputs) -> state; `original` as in `GRUCell`."""
 
     kind: Kind
     features: int
+    original: bool = False
 
     @nn.compact
     def __call__(self, state: State, inputs: Float[Array, 'B I']) -> State:
         match self.kind:
             case 'gru':
-                return GRUCell(self.features, name='gru')(state, inputs)
+                return GRUCell(self.features, self.original, name='gru')(state, inputs)
             case 'lstm':
                 return nn.OptimizedLSTMCell(self.features, name='lstm')(state, inputs)[0]
             case _:
@@ -80,6 +90,7 @@ class Recurrent(nn.Module):
     kind: Kind
     features: int
     reverse: bool = False
+    original: bool = False
 
     @nn.compact
     def __call__(
@@ -109,7 +120,7 @@ class Recurrent(nn.Module):
             in_axes=1, out_axes=1, reverse=self.reverse,
         )  # fmt: skip
         along = (inputs, mask) if starts is None else (inputs, mask, starts)
-        last, outputs = scan(Cell(self.kind, self.features, name='cell'), first, along)
+        last, outputs = scan(Cell(self.kind, self.features, self.original, name='cell'), first, along)
         return outputs, last
 
 
@@ -126,6 +137,7 @@ class Encoder(nn.Module):
     bidirectional: bool
     reverse: bool
     dropout: float
+    original: bool = False
 
     @nn.compact
     def __call__(
@@ -138,7 +150,9 @@ class Encoder(nn.Module):
                 x = nn.Dropout(self.dropout)(x, deterministic=deterministic)
             directions = (self.reverse, not self.reverse) if self.bidirectional else (self.reverse,)
             names = {False: f'forward_{layer}', True: f'backward_{layer}'}
-            runs = [Recurrent(self.kind, self.features, way, name=names[way])(x, mask) for way in directions]
+            runs = [
+                Recurrent(self.kind, self.features, way, self.original, name=names[way])(x, mask) for way in directions
+            ]
             x = jnp.concatenate([outputs for outputs, _ in runs], axis=-1)
             last = jnp.concatenate([output_of(state) for _, state in runs], axis=-1)
         return x, last

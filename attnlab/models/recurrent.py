@@ -29,11 +29,12 @@ class DecoderStep(nn.Module):
     cell: Kind
     features: int
     attention: Literal['additive', 'dot', 'none']
+    original: bool = False
 
     def setup(self) -> None:
-        self.recurrence = Cell(self.cell, self.features)
+        self.recurrence = Cell(self.cell, self.features, self.original)
         if self.attention != 'none':
-            self.attend = SourceAttention(self.attention, self.features)
+            self.attend = SourceAttention(self.attention, self.features, use_bias=not self.original)
 
     def prepare(
         self, states: Float[Array, 'B S C'], last: Float[Array, 'B C'], lengths: Int[Array, ' B']
@@ -46,19 +47,25 @@ class DecoderStep(nn.Module):
     def __call__(
         self, state: State, source: Source, previous: Float[Array, 'B E']
     ) -> tuple[State, tuple[Float[Array, 'B D'], Float[Array, 'B C'], Float[Array, 'B S']]]:
-        """State and embedded previous token [B, E]: the next state, and what is read off it: s_t, c_t, weights."""
+        """State and embedded previous token [B, E]: the next state, and what words are read off: s_t, c_t, weights.
+
+        In the original it is s_{t-1}.
+        """
         if source.keys is None:
             context, weights = source.memory, jnp.zeros((previous.shape[0], 0), previous.dtype)
         else:
             context, weights = self.attend(output_of(state), source.keys, source.memory, source.lengths)
-        state = self.recurrence(state, jnp.concatenate([previous, context], axis=-1))
-        return state, (output_of(state), context, weights)
+        after = self.recurrence(state, jnp.concatenate([previous, context], axis=-1))
+        return after, (output_of(state if self.original else after), context, weights)
 
 
 class RecurrentSeq2Seq(nn.Module):
     """Encoder-decoder of Cho et al. 2014 (`attention='none'`) and Bahdanau et al. 2015.
 
     Token 0 is padding everywhere.  A source is [tokens, EOS], a decoder input [BOS, tokens].
+    original: as in appendix A of Bahdanau et al. 2015, a GRU with additive attention or none.  No biases; the decoder
+      starts from the backward state alone; a word is read off s_{t-1}, c_t and y_{t-1} through a maxout layer of
+      hidden / 2 units and an output matrix of its own, where ours reads s_t through a tanh layer and the embedding.
     """
 
     source_vocabulary: int
@@ -71,18 +78,24 @@ class RecurrentSeq2Seq(nn.Module):
     reverse_source: bool
     attention: Literal['additive', 'dot', 'none']
     dropout: float
+    original: bool = False
 
     def setup(self) -> None:
         init = nn.initializers.normal(self.embedding**-0.5)
         self.embed_source = nn.Embed(self.source_vocabulary, self.embedding, embedding_init=init)
         self.embed_target = nn.Embed(self.target_vocabulary, self.embedding, embedding_init=init)
         self.encoder = Encoder(
-            self.cell, self.hidden, self.encoder_layers, self.bidirectional, self.reverse_source, self.dropout
-        )
-        self.start = nn.Dense(self.hidden)
-        self.step = DecoderStep(self.cell, self.hidden, self.attention)
-        self.read = nn.Dense(self.embedding)
-        self.bias = self.param('bias', nn.initializers.zeros, (self.target_vocabulary,))
+            self.cell, self.hidden, self.encoder_layers, self.bidirectional, self.reverse_source, self.dropout,
+            self.original,
+        )  # fmt: skip
+        self.start = nn.Dense(self.hidden, use_bias=not self.original)
+        self.step = DecoderStep(self.cell, self.hidden, self.attention, self.original)
+        if self.original:
+            self.read = nn.Dense(self.hidden, use_bias=False)
+            self.output = nn.Dense(self.target_vocabulary, use_bias=False)
+        else:
+            self.read = nn.Dense(self.embedding)
+            self.bias = self.param('bias', nn.initializers.zeros, (self.target_vocabulary,))
         self.drop = nn.Dropout(self.dropout)
 
     def encode(self, source: Int[Array, 'B S'], deterministic: bool = True) -> tuple[State, Source]:
@@ -91,7 +104,8 @@ class RecurrentSeq2Seq(nn.Module):
         embedded = self.drop(self.embed_source(source), deterministic=deterministic)
         states, last = self.encoder(embedded, length_mask(lengths, source.shape[1]), deterministic)
         states, last = (self.drop(x, deterministic=deterministic) for x in (states, last))
-        return state_from(self.cell, jnp.tanh(self.start(last))), self.step.prepare(states, last, lengths)
+        first = last[:, -self.hidden :] if self.original else last  # of two directions the backward one comes last
+        return state_from(self.cell, jnp.tanh(self.start(first))), self.step.prepare(states, last, lengths)
 
     def logits(
         self,
@@ -100,11 +114,16 @@ class RecurrentSeq2Seq(nn.Module):
         previous: Float[Array, '*B E'],
         deterministic: bool,
     ) -> Float[Array, '*B V']:
-        """From s_t, c_t and y_{t-1} through one tanh layer to the vocabulary; the output matrix is the embedding."""
-        read = jnp.tanh(self.read(jnp.concatenate([state, context, previous], axis=-1)))
+        """From the state, c_t and y_{t-1} through one layer to the vocabulary."""
+        read = self.read(jnp.concatenate([state, context, previous], axis=-1))
+        if self.original:
+            read = jnp.max(read.reshape(*read.shape[:-1], -1, 2), axis=-1)
+        else:
+            read = jnp.tanh(read)
         # One product over flat rows: with the batch and time axes apart the CPU takes twice the time.
-        rows = self.drop(read, deterministic=deterministic).reshape(-1, self.embedding)
-        return (self.embed_target.attend(rows) + self.bias[None]).reshape(*read.shape[:-1], -1)
+        rows = self.drop(read, deterministic=deterministic).reshape(-1, read.shape[-1])
+        logits = self.output(rows) if self.original else self.embed_target.attend(rows) + self.bias[None]
+        return logits.reshape(*read.shape[:-1], -1)
 
     def decode(
         self, state: State, source: Source, tokens: Int[Array, ' B']

@@ -39,6 +39,7 @@ def get_config(arg: str = '') -> ConfigDict:
         reverse_source=False,
         attention=SCORES[arg],
         dropout=0.1,
+        original=False,  # True: as in the appendix of Bahdanau et al. 2015, which is larger
     )
     config.optimizer = dict(
         name='adam',

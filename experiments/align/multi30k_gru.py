@@ -38,6 +38,7 @@ def get_config(arg: str = '') -> ConfigDict:
         reverse_source=False,
         attention=SCORES[arg],
         dropout=0.3,
+        original=False,  # True: as in the appendix of Bahdanau et al. 2015, which is larger
     )
     config.optimizer = dict(
         name='adam',

@@ -199,3 +199,64 @@ def test_dropout_needs_a_key_and_changes_the_logits():
     source, inputs = pad(LONG, width=9), pad([BOS, 6], width=2)
     run = lambda seed: model.apply({'params': params}, source, inputs, False, rngs={'dropout': jax.random.key(seed)})[0]
     assert np.array_equal(run(0), run(0)) and not np.array_equal(run(0), run(1))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def appendix(params, source, inputs, attends):
+    """Logits of one pair by the equations of appendix A of Bahdanau et al. 2015, token by token, in float64."""
+    E, F = params['embed_source']['embedding'], params['embed_target']['embedding']
+    H = params['start']['kernel'].shape[1]
+
+    def cell(weights, s, *read):
+        x = np.concatenate(read) @ weights['input']['kernel']
+        (r, u), n = np.split(x[: 2 * H] + s @ weights['hidden']['kernel'], 2), x[2 * H :]
+        proposed = np.tanh(n + (sigmoid(r) * s) @ weights['candidate']['kernel'])
+        z = 1 - sigmoid(u)  # theirs says how much is new
+        return (1 - z) * s + z * proposed
+
+    def run(weights, xs):
+        states = [np.zeros(H)]
+        for x in xs:
+            states.append(cell(weights['cell']['gru'], states[-1], x))
+        return states[1:]
+
+    embedded = [E[token] for token in source]
+    forward = run(params['encoder']['forward_0'], embedded)
+    if attends:
+        backward = run(params['encoder']['backward_0'], embedded[::-1])[::-1]
+        h, first = np.concatenate([forward, backward], axis=1), backward[0]
+    else:
+        h, first = np.array(forward), forward[-1]
+    s, step, logits = np.tanh(first @ params['start']['kernel']), params['step'], []
+    for token in inputs:
+        c = h[-1]
+        if attends:
+            look = step['attend']
+            e = np.tanh(s @ look['query']['kernel'] + h @ look['key']['kernel']) @ look['vector'][:, 0]
+            c = np.exp(e - e.max()) @ h / np.exp(e - e.max()).sum()
+        t = np.concatenate([s, c, F[token]]) @ params['read']['kernel']
+        logits.append(np.maximum(t[0::2], t[1::2]) @ params['output']['kernel'])
+        s = cell(step['recurrence']['gru'], s, F[token], c)
+    return np.array(logits)
+
+
+@pytest.mark.parametrize('attends', [True, False])
+def test_the_original_to_the_letter(attends):
+    attention = 'additive' if attends else 'none'
+    model = RecurrentSeq2Seq(V, V, 'gru', EMBEDDING, 6, 1, attends, False, attention, 0.0, True)
+    source, inputs = pad(LONG, SHORT, width=10), pad([BOS, 7, 4], [BOS, 9, 12], width=3)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), source, inputs)['params']
+    random = np.random.default_rng(5)
+    params = jax.tree.map(lambda x: random.standard_normal(x.shape) / 2, shapes)
+    single = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    logits, _ = model.apply({'params': single}, source, inputs)
+    for row, sentence in enumerate((LONG, SHORT)):
+        expected = appendix(params, sentence, inputs[row].tolist(), attends)
+        np.testing.assert_allclose(logits[row], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+    state, memory = model.apply({'params': single}, source, method='encode')
+    for t in range(3):
+        state, one, _ = model.apply({'params': single}, state, memory, inputs[:, t], method='decode')
+        np.testing.assert_allclose(one, logits[:, t], rtol=0, atol=TOLERANCE * np.abs(logits).max())

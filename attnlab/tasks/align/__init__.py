@@ -57,7 +57,7 @@ def outline(config: Any, layers: int | None, active: bool) -> Outline:
     state = jax.eval_shape(lambda params, source: model.start(params, source, T), params, tokens)
     return Outline(
         f'{T} source and {T} target tokens, vocabularies {size}', 2 * T, params, (tokens, tokens),
-        lambda params, source, inputs: model.read(params, source, inputs)[0],
+        lambda params, source, inputs: model.forward(params, source, inputs, None)[0],
         state['cache']['decoder'] if config.model.name == 'transformer' else None,
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def build(config: Any, workdir: Path) -> Task:
 
     def loss(params: Params, batch: Any, rng: jax.Array) -> Sums:
         inputs = translator.shift(batch['target'])
-        logits, said = model.train(params, batch['source'], inputs, rng)
+        logits, said = model.forward(params, batch['source'], inputs, rng)
         sums = cross_entropy(logits, batch['target'], config.train.label_smoothing, PAD)
         more, watched = transformer.auxiliary(config.model, said, sums.weight)
         return Sums(sums.total + more, sums.weight, sums.extras | watched)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,8 @@ class Model(NamedTuple):
     """A model as pure functions of its parameters.
 
     init: key -> parameters.
-    train: (params, source [B, S], inputs [B, T], key) -> (logits [B, T, V], what experts say of themselves).
+    forward: (params, source [B, S], inputs [B, T], key) -> (logits [B, T, V], what experts say of themselves); without
+      noise if the key is None.
     read: (params, source, inputs) -> (logits, attention [B, L, T, S] of each layer, the mean of its heads).
     maps: (params, source, inputs) -> every attention of the model [B, L, N, T, S], by its name.
     start: (params, source, limit) -> the state before the first of `limit` tokens.
@@ -29,7 +31,7 @@ class Model(NamedTuple):
     """
 
     init: Callable[..., Any]
-    train: Callable[..., Any]
+    forward: Callable[..., Any]
     read: Callable[..., Any]
     maps: Callable[..., Any]
     start: Callable[..., Any]
@@ -43,7 +45,7 @@ def build(config: Any, source_size: int, target_size: int) -> Model:
     """The model of a config for vocabularies of the given sizes; UserError for values that make none."""
     match config.model.name:
         case 'recurrent':
-            check_fields(config.model, 'model', ('cell', 'attention', 'embedding', 'hidden'))
+            check_fields(config.model, 'model', ('cell', 'attention', 'embedding', 'hidden', 'original'))
             return _recurrent(config.model, source_size, target_size)
         case 'transformer':
             check_fields(config.model, 'model', ('shared_embedding', *transformer.FIELDS))
@@ -67,6 +69,11 @@ def _init(model: Any) -> Callable[[jax.Array], Any]:
     return lambda rng: model.init(rng, tokens, tokens)['params']
 
 
+def _forward(model: Any, params: Any, source: Any, inputs: Any, rng: Any) -> Any:
+    noise: dict[str, Any] = {} if rng is None else {'deterministic': False, 'rngs': {'dropout': rng}}
+    return model.apply({'params': params}, source, inputs, **noise)
+
+
 def _recurrent(fields: Any, source_size: int, target_size: int) -> Model:
     for field, allowed in (('cell', ('gru', 'lstm')), ('attention', ('additive', 'dot', 'none'))):
         if fields[field] not in allowed:
@@ -76,13 +83,15 @@ def _recurrent(fields: Any, source_size: int, target_size: int) -> Model:
             raise UserError(f'model.{field} is {fields[field]}; expected 1 or more')
     if not 0.0 <= fields.dropout < 1.0:
         raise UserError(f'model.dropout is {fields.dropout}; expected 0 <= rate < 1')
+    if fields.original and (fields.cell != 'gru' or fields.attention == 'dot' or fields.hidden % 2):
+        made = f'cell {fields.cell!r}, attention {fields.attention!r} and hidden {fields.hidden}'
+        raise UserError(f"model.original has a GRU, attention 'additive' or 'none' and an even hidden, not {made}")
     model = RecurrentSeq2Seq(
         source_size, target_size, fields.cell, fields.embedding, fields.hidden, fields.encoder_layers,
-        fields.bidirectional, fields.reverse_source, fields.attention, fields.dropout,
+        fields.bidirectional, fields.reverse_source, fields.attention, fields.dropout, fields.original,
     )  # fmt: skip
 
-    def train(params: Any, source: Any, inputs: Any, rng: Any) -> tuple[Any, dict[str, Any]]:
-        return model.apply({'params': params}, source, inputs, False, rngs={'dropout': rng})[0], {}
+    forward = lambda *args: (_forward(model, *args)[0], {})
 
     def read(params: Any, source: Any, inputs: Any) -> tuple[Any, Any]:
         logits, weights = model.apply({'params': params}, source, inputs)
@@ -99,7 +108,7 @@ def _recurrent(fields: Any, source_size: int, target_size: int) -> Model:
         return (inner, memory), logits, weights
 
     start = lambda params, source, limit: model.apply({'params': params}, source, method='encode')
-    return Model(_init(model), train, read, maps, start, step)
+    return Model(_init(model), forward, read, maps, start, step)
 
 
 def _transformer(fields: Any, widths: Sequence[int], source_size: int, target_size: int) -> Model:
@@ -119,9 +128,6 @@ def _transformer(fields: Any, widths: Sequence[int], source_size: int, target_si
         transformer.added(fields), fields.shared_embedding, fields.scan, fields.remat,
     )  # fmt: skip
     layer = fields.alignment_layer - 1
-
-    def train(params: Any, source: Any, inputs: Any, rng: Any) -> tuple[Any, dict[str, Any]]:
-        return model.apply({'params': params}, source, inputs, False, rngs={'dropout': rng})  # pyright: ignore[reportReturnType]
 
     def read_all(params: Any, source: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
         (logits, _), sown = model.apply({'params': params}, source, inputs, mutable=['intermediates'])
@@ -150,4 +156,5 @@ def _transformer(fields: Any, widths: Sequence[int], source_size: int, target_si
         return state | {'cache': changed['cache']}, logits, jnp.mean(weights, axis=1)
 
     maps = lambda params, source, inputs: read_all(params, source, inputs)[1]
-    return Model(_init(model), train, read, maps, start, step, layer, fields.alignment_shift, longest)
+    forward = partial(_forward, model)
+    return Model(_init(model), forward, read, maps, start, step, layer, fields.alignment_shift, longest)
