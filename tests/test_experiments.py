@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 from attnlab import config as configs
+from attnlab.data.images import CLASSES, LAYOUTS
 from attnlab.train import run
 from tests.tasks.conftest import TINY
 
@@ -16,7 +18,13 @@ RECURRENT = {key: value for key, value in TINY.items() if key.startswith('model.
 TRANSFORMER = {
     'model.layers': '1', 'model.width': '16', 'model.heads': '2', 'model.context': '32', 'train.accumulate': '1',
 }  # fmt: skip
-ALIKE = ('gpt', 'llama', 'mixtral', 'base', 'big', 'multi30k', 'files')  # no other code than the others
+VISION = TRAIN | {
+    'optimizer.warmup': '2 steps', 'model.layers': '1', 'model.width': '16', 'model.heads': '2',
+    'model.mlp_width': '16',
+}  # fmt: skip
+ALIKE = (  # no other code than the others
+    'gpt', 'llama', 'mixtral', 'base', 'big', 'multi30k', 'files', 'cifar10.', 'cifar100', 'imagenet',
+)  # fmt: skip
 TEXT = [('the cat sleeps.', 'le chat dort.'), ('the dog sings.', 'le chien chante.')] * 10
 
 
@@ -32,8 +40,32 @@ def write_corpus(folder):
             (folder / f'{name}.{language}').write_text(''.join(pair[side] + '\n' for pair in TEXT))
 
 
+def image_set(name, folder):
+    """Where an experiment finds a few images, written into `folder`."""
+    random = np.random.default_rng(0)
+    if 'digits' in name:
+        return {'data.train_examples': '40', 'data.test_examples': '8'}
+    if 'imagenet' in name:
+        for split in ('train', 'test'):
+            np.savez(folder / f'{split}.npz', images=random.integers(0, 256, (20, 32, 32, 3)).astype(np.uint8),
+                     labels=np.arange(20))  # fmt: skip
+        sizes = {'data.shape': '32,32,3', 'data.classes': '20', 'model.image': '32,32', 'model.patch': '16,16'}
+        where = {f'data.{split}': str(folder / f'{split}.npz') for split in ('train', 'test')}
+        return sizes | where | {'data.held_out': '4'}
+    kind = 'cifar100' if 'cifar100' in name else 'cifar10'
+    layout = LAYOUTS[kind][1]
+    for file in (*layout.train, *layout.test):
+        front = np.zeros((8, layout.before), np.uint8)
+        pixels = random.integers(0, 256, (8, 3072)).astype(np.uint8)
+        (folder / file).write_bytes(np.concatenate([front, pixels], axis=1).tobytes())
+    (folder / layout.names).write_text('\n'.join(f'class{i}' for i in range(CLASSES[kind])))
+    return {'data.folder': str(folder), 'data.held_out': '4'}
+
+
 def overrides(name, folder):
     """An experiment cut down to seconds, on a text or a corpus in `folder` where it has none of its own."""
+    if 'vision' in name:
+        return list((VISION | image_set(name, folder)).items())
     recurrent = 'gru' in name or 'rnn' in name
     more = TRAIN | {'optimizer.warmup': '2 steps'} | (RECURRENT if recurrent else TRANSFORMER)
     if 'language' in name:

@@ -16,7 +16,11 @@ class Sums(NamedTuple):
 
 
 def cross_entropy(
-    logits: Float[Array, '*B V'], labels: Int[Array, '*B'], smoothing: float = 0.0, padding: int = 0
+    logits: Float[Array, '*B V'],
+    labels: Int[Array, '*B'],
+    smoothing: float = 0.0,
+    padding: int = 0,
+    shares: Float[Array, '*B'] | None = None,
 ) -> Sums:
     """Label-smoothed cross-entropy in nats, summed over the labels that are not `padding`.
 
@@ -26,13 +30,16 @@ def cross_entropy(
     Args:
       logits: [*B, V], any float; the sums are float32.
       labels: [*B] int.
+      shares: [*B], how much each label counts, in the sums and in their weight; 1 if None.
     """
     V = logits.shape[-1]
     rows, labels = logits.reshape(-1, V).astype(jnp.float32), labels.reshape(-1)
     counted = labels != padding
     normaliser = jax.nn.logsumexp(rows, axis=-1)
     gold = jnp.take_along_axis(rows, labels[:, None], axis=-1)[:, 0]
-    nll = jnp.sum(jnp.where(counted, normaliser - gold, 0.0))
-    uniform = jnp.sum(jnp.where(counted, normaliser - jnp.mean(rows, axis=-1), 0.0)) if smoothing else 0.0
+    summed = lambda x: jnp.sum(jnp.where(counted, x if shares is None else shares.reshape(-1) * x, 0.0))
+    nll = summed(normaliser - gold)
+    uniform = summed(normaliser - jnp.mean(rows, axis=-1)) if smoothing else 0.0
     total = (1.0 - smoothing) * nll + smoothing * uniform
-    return Sums(total, jnp.sum(counted), {'nll': nll})
+    weight = jnp.sum(counted) if shares is None else summed(jnp.ones(len(rows)))
+    return Sums(total, weight, {'nll': nll})

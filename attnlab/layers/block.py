@@ -8,6 +8,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from attnlab.kernels.call import check_rate
@@ -16,6 +17,7 @@ from attnlab.layers.experts import Experts
 from attnlab.layers.mixers import CausalConvolution, Recurrence
 from attnlab.layers.mlp import MLP
 from attnlab.layers.multihead import MultiHeadAttention, Rotary
+from attnlab.layers.patches import GridRotary
 from attnlab.layers.positions import RelativeBias
 
 Norm = Literal['layer', 'rms']
@@ -39,8 +41,8 @@ class Recipe:
     experts: E of them in place of the MLP, `active` A a token; 0 for none.  capacity_factor, shared: as in `Experts`.
       One alone weighs its probability (Fedus et al. 2021, section 2.1); of more the weights add up to 1.
     use_bias: on products and norms.  dropout: of what a branch adds.  attention_dropout: of attention weights.
-    layer_drop: the rate at which, in training, a row passes a block by; what a block adds to the others grows by
-      1 / (1 - rate) (Huang et al. 2016; Fan et al. 2020).
+    layer_drop: the rate at which, in training, a row passes the last block by, and l / L of it for block l of L; what a
+      block adds to the others grows by 1 / (1 - rate) (stochastic depth, Huang et al. 2016, section 3).
     scaled_init: whether what leads out of a branch starts smaller by sqrt(2 L) (Radford et al. 2019, section 2.3).
     init: the standard deviation of a normal start, of all kernels; Flax's own if None.
     implementation: of attention, as in `attnlab.dot_product_attention`.
@@ -53,7 +55,7 @@ class Recipe:
     mixer: Mixer = 'attention'
     taps: int = 4
     qk_norm: Literal['l2', 'rms'] | None = None
-    rotary: Rotary | None = None
+    rotary: Rotary | GridRotary | None = None
     sinks: bool = False
     alibi: bool = False
     relative: bool = False
@@ -97,11 +99,13 @@ class Block(nn.Module):
         deterministic: bool,
         memory: Float[Array, 'B S D'] | None = None,
         seen: Visibility | None = None,
+        drop_rate: Float[Array, ''] | float = 0.0,
     ) -> tuple[Float[Array, 'B T D'], dict[str, Array]]:
         """x after the block, and what its experts say of themselves: nothing without experts.
 
         real: which tokens count, for experts and for what is kept of them; all if None.
         memory, seen: what a cross block attends to, and who may attend to what of it.
+        drop_rate: this block's, where the recipe has a `layer_drop`.
         """
         recipe, said, came = self.recipe, {}, x
         check_rate(recipe.layer_drop)
@@ -139,8 +143,8 @@ class Block(nn.Module):
                 x = add(x, lambda x: look(x, memory, mask=seen, deterministic=deterministic), 'cross_attention')
             x = add(x, think, 'mlp')
         if recipe.layer_drop and not deterministic:
-            stays = jax.random.bernoulli(self.make_rng('dropout'), 1.0 - recipe.layer_drop, (x.shape[0], 1, 1))
-            x = came + jnp.where(stays, (x - came) / (1.0 - recipe.layer_drop), 0.0)
+            stays = jax.random.bernoulli(self.make_rng('dropout'), 1.0 - drop_rate, (x.shape[0], 1, 1))
+            x = came + jnp.where(stays, (x - came) / (1.0 - drop_rate), 0.0).astype(x.dtype)
         return x, said
 
     def _mixer(self) -> Callable[[Array, Visibility, Array | None, bool], Array]:
@@ -245,17 +249,19 @@ class Stack(nn.Module):
         """x after all blocks, and what the experts of each say, [L]."""
         block = self._remat(Block)
         common = rules, real, deterministic, memory, seen
+        rates = np.linspace(0, self.recipe.layer_drop, self.layers + 1, dtype=np.float32)[1:]
         if self.scan:
             blocks = nn.scan(
                 block, variable_axes={'params': 0, 'cache': 1, 'intermediates': 0},
                 split_rngs={'params': True, 'dropout': True},
-                in_axes=nn.broadcast, length=self.layers,  # pyright: ignore[reportArgumentType]
+                in_axes=(*[nn.broadcast] * len(common), 0), length=self.layers,  # pyright: ignore[reportArgumentType]
             )  # fmt: skip
-            x, said = blocks(self.recipe, self.layers, self.cross, name='blocks')(x, *common)
+            x, said = blocks(self.recipe, self.layers, self.cross, name='blocks')(x, *common, jnp.asarray(rates))
         else:
             each = []
             for layer in range(self.layers):
-                x, said = block(self.recipe, self.layers, self.cross, name=f'block_{layer}')(x, *common)
+                made = block(self.recipe, self.layers, self.cross, name=f'block_{layer}')
+                x, said = made(x, *common, float(rates[layer]))
                 each.append(said)
             said = jax.tree.map(lambda *x: jnp.stack(x), *each) if each else {}
         return (x if self.recipe.order == 'post' else _norm(self.recipe, 'norm')(x)), said

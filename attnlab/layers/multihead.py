@@ -20,6 +20,7 @@ from attnlab.kernels.masks import Visibility
 from attnlab.kernels.norms import l2_norm, rms_norm
 from attnlab.kernels.positions import alibi_slopes
 from attnlab.kernels.rotary import Layout, Scaling, rotary
+from attnlab.layers.patches import GridRotary
 
 Host = Array | np.ndarray
 
@@ -80,7 +81,7 @@ class MultiHeadAttention(nn.Module):
     out_features: int | None = None
     use_bias: bool = True
     qk_norm: Literal['l2', 'rms'] | None = None
-    rotary: Rotary | None = None
+    rotary: Rotary | GridRotary | None = None
     sinks: bool = False
     alibi: bool = False
     dropout_rate: float = 0.0

@@ -1,4 +1,4 @@
-"""Figures of a run: loss and BLEU over the steps, BLEU by the length of the source."""
+"""Figures of a run: loss and scores over the steps, BLEU by the length of the source."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ('#1f5a92', '#c8693a', '#4f8a5b', '#7d5fa3', '#8a6d1d', '#4b8f9c')
-
+PANELS = {'loss': 'loss', 'bleu': 'validation BLEU', 'accuracy': 'validation accuracy'}
 
 
 def curves(runs: Mapping[str, Sequence[Mapping]]) -> Figure:
-    """Loss (training faint, validation strong) and validation BLEU against the step, one colour a run.
+    """Loss (training faint, validation strong), validation BLEU and accuracy against the step, one colour a run.
 
     runs: name -> records of metrics.jsonl, each {'step': int, 'split': 'train' | 'valid' | ..., 'loss': float, ...}.
-    The panel of BLEU is left out where no record has one.
+    A panel is left out where no record has its score.
     """
     from matplotlib.figure import Figure
 
     lines = [(name, colour, split, key, points)
              for (name, records), colour in zip(runs.items(), _colours(len(runs)), strict=True)
-             for split, key in (('train', 'loss'), ('valid', 'loss'), ('valid', 'bleu'))
+             for split, key in (('train', 'loss'), *(('valid', key) for key in PANELS))
              if len(points := _points(records, split, key))]
-    panels = [key for key in ('loss', 'bleu') if any(line[3] == key for line in lines)] or ['loss']
+    panels = [key for key in PANELS if any(line[3] == key for line in lines)] or ['loss']
     figure = Figure(figsize=(3.9 * len(panels), 2.7), facecolor='white', layout='constrained')
     for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
-        calm(axes, {'loss': 'loss per token', 'bleu': 'validation BLEU'}[panel])
+        calm(axes, PANELS[panel])
         axes.set_xlabel('step', fontsize=8, color=QUIET, fontfamily=FONT)
         for name, colour, split, key, points in lines:
             if key == panel:

@@ -33,15 +33,19 @@ SCORES = (  # key of scores-SPLIT.json, what the reader sees, format
     ('aer_shifted', 'AER, weights shifted by one step', '{:.3f}'),
     ('inversion_emit', 'Inverted adjectives found, emitting step', '{:.1%}'),
     ('inversion_shifted', 'Inverted adjectives found, shifted by one', '{:.1%}'),
-    ('loss', 'Loss per token', '{:.3f}'),
+    ('accuracy', 'Accuracy', '{:.1%}'),
+    ('top5', 'Among the five likeliest', '{:.1%}'),
+    ('calibration_error', 'Calibration error', '{:.3f}'),
+    ('loss', 'Loss', '{:.3f}'),
     ('perplexity', 'Perplexity', '{:.2f}'),
     ('bits_per_character', 'Bits per character', '{:.3f}'),
     ('sentences', 'Sentences', '{:,}'),
     ('tokens', 'Tokens', '{:,}'),
+    ('images', 'Images', '{:,}'),
     ('parameters', 'Parameters', '{:,}'),
 )
 
-TILES = ('bleu', 'chrf', 'exact_match', 'aer_emit', 'bits_per_character')
+TILES = ('bleu', 'chrf', 'exact_match', 'aer_emit', 'bits_per_character', 'accuracy', 'top5', 'calibration_error')
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fbfbfa; --card: #ffffff; --ink: #1f2430; --quiet: #667080; --line: #e4e6ea;
@@ -148,6 +152,7 @@ def run_page(workdir: str | Path, split: str = 'test') -> Path:
                         [rows][columns], or k for array `arr_k` of samples/SPLIT.npz (`np.savez_compressed(path,
                         *matrices)`), or null for a model without attention; "gold": {"sure": [[source index, row],
                         ...], "possible": [...]} (with or without the sure ones) or null}
+    figures/eval-SPLIT/pictures.json  may be absent; a list of {"file": a PNG beside it, "caption"}
 
     Raises UserError where a file is missing or is not JSON, ValueError where labels and weights disagree in size.
     """
@@ -184,9 +189,13 @@ def _sections(runs: Mapping[str, Mapping]) -> list[str]:
         sections.append(section('BLEU by length of the source', picture))
     metrics = {name: run['metrics'] for name, run in runs.items() if run['metrics']}
     if metrics:
-        sections.append(section('Training', image(figures.curves(metrics), 'Loss and validation BLEU by step')))
+        sections.append(section('Training', image(figures.curves(metrics), 'Loss and validation score by step')))
     if any(run['samples'] for run in runs.values()):
         sections.append(section('Alignments', *_cards(runs)))
+    pictures = [image(picture, caption, (f'{name}: ' if name else '') + caption)
+                for name, run in runs.items() for picture, caption in run['pictures']]
+    if pictures:
+        sections.append(section('Pictures', *pictures))
     return [*sections, section('Configuration', *(folded(name or 'All fields', preformatted('\n'.join(
         f'{key} = {json.dumps(value, ensure_ascii=False)}' for key, value in _flat(run['config']))))
         for name, run in runs.items()))]
@@ -235,7 +244,16 @@ def _read(workdir: Path, split: str) -> dict[str, Any]:
     scores = _json(workdir / f'scores-{split}.json', 'eval')
     samples = workdir / 'samples' / f'{split}.json'
     return {'config': config, 'scores': scores, 'metrics': _records(workdir / 'metrics.jsonl'),
-                'samples': _samples(samples) if samples.exists() else [], 'summary': _summary(config)}
+                'samples': _samples(samples) if samples.exists() else [], 'summary': _summary(config),
+            'pictures': _pictures(workdir / 'figures' / f'eval-{split}')}
+
+
+def _pictures(folder: Path) -> list[tuple[bytes, str]]:
+    """The pictures that `pictures.json` names, and what they show."""
+    index = folder / 'pictures.json'
+    if not index.exists():
+        return []
+    return [((folder / each['file']).read_bytes(), each['caption']) for each in _json(index, 'eval')]
 
 
 def _json(path: Path, command: str) -> Any:
@@ -283,7 +301,9 @@ def _summary(config: Mapping) -> str:
     parts = [data.get('name'), model.get('cell'), model.get('mixer'),
              'fixed context' if attention == 'none' else attention and f'{attention} attention',
              model.get('hidden') and f'{model["hidden"]} hidden units',
-             model.get('width') and f'{model["layers"]} layers of width {model["width"]}', f'seed {config.get("seed")}']
+             model.get('name') if model.get('name') in ('vit', 'resnet') else None,
+             model.get('layers') and f'{model["layers"]} layers of width {model["width"]}',
+             f'seed {config.get("seed")}']
     return ' · '.join(str(part) for part in parts if part)
 
 

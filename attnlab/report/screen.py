@@ -14,6 +14,6 @@ def scores(found: dict[str, Any]) -> str:
         lines.append(f'{"bleu, " + words:<18} {row["bleu"]:8.4f}  {row["sentences"]} sentences')
     for row in found.get('aer_by_layer', ()):
         lines.append(f'{"AER, layer " + str(row["layer"]):<18} {row["emit"]:8.4f}  shifted {row["shifted"]:.4f}')
-    what = next(f'{found[name]:,} {name}' for name in ('sentences', 'tokens') if name in found)
+    what = next(f'{found[name]:,} {name}' for name in ('sentences', 'tokens', 'images') if name in found)
     lines.append(f'{what}, {found["parameters"]:,} parameters, step {found["step"]}')
     return '\n'.join(lines)

@@ -28,8 +28,12 @@ def module(config: Any) -> ModuleType:
             from attnlab.tasks import language
 
             return language
+        case 'vision':
+            from attnlab.tasks import vision
+
+            return vision
         case name:
-            raise UserError(f"task is {name!r}; expected 'align' or 'language'")
+            raise UserError(f"task is {name!r}; expected 'align', 'language' or 'vision'")
 
 
 def able(config: Any, action: str) -> Callable[..., Any]:

@@ -27,12 +27,7 @@ def write(
 
     Raises UserError for a layer or head that the model does not have, before anything is written.
     """
-    if not maps:
-        raise UserError('this model has no attention to look at')
-    for kind, weights in maps.items():
-        for name, number, size in (('layer', layer, weights.shape[0]), ('head', head, weights.shape[1])):
-            if number is not None and not 1 <= number <= size:
-                raise UserError(f'--{name} is {number}; expected 1 to {size}, those of {kind}')
+    check_chosen(maps, layer, head)
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = dict(maps)
     for kind, (rows, columns) in labels.items():
@@ -49,6 +44,16 @@ def write(
             written.append(folder / f'{at}.png')
             written[-1].write_bytes(heatmap.png(figure(chosen, *labels[kind], title, head or 1)))
     return written
+
+
+def check_chosen(maps: Mapping[str, np.ndarray], layer: int | None, head: int | None) -> None:
+    """Raises UserError for a layer or head, from 1, that weights [L, N, T, S] do not have, and where there are none."""
+    if not maps:
+        raise UserError('this model has no attention to look at')
+    for kind, weights in maps.items():
+        for name, number, size in (('layer', layer, weights.shape[0]), ('head', head, weights.shape[1])):
+            if number is not None and not 1 <= number <= size:
+                raise UserError(f'--{name} is {number}; expected 1 to {size}, those of {kind}')
 
 
 def figure(heads: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str, first: int = 1) -> Any:

@@ -7,7 +7,7 @@ Nothing heavy is imported before a recipe is made, so experiments may import thi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnlab.errors import UserError
@@ -15,20 +15,15 @@ from attnlab.errors import UserError
 if TYPE_CHECKING:
     from attnlab.layers.block import Recipe
 
-FIELDS: dict[str, Any] = dict(
+BLOCKS: dict[str, Any] = dict(
     layers=4,
     width=128,
     heads=4,
     kv_heads=0,  # 0: as many as heads
     head_width=0,  # 0: width / heads
-    context=64,  # tokens a row; a table of learned positions has so many
-    positions='learned',  # learned, sinusoidal, rotary, alibi, relative, none
     rotary_base=10000.0,
-    mixer='attention',  # attention, convolution, gru, lstm
-    taps=4,  # of a convolution
     qk_norm='none',  # none, rms, l2
     sinks=False,
-    window=0,  # keys before the query that it may see; 0: all
     norm='layer',  # layer, rms
     order='pre',  # pre, post, sandwich
     parallel=False,
@@ -43,7 +38,7 @@ FIELDS: dict[str, Any] = dict(
     use_bias=True,
     dropout=0.0,
     attention_dropout=0.0,
-    layer_drop=0.0,
+    layer_drop=0.0,  # of the last block; less in those before it
     scaled_init=True,  # what leads out of a branch starts smaller by sqrt(2 layers)
     init=0.02,  # standard deviation of kernels; 0: by their fan-in
     dtype='float32',  # of the computation: float32, bfloat16
@@ -51,6 +46,16 @@ FIELDS: dict[str, Any] = dict(
     scan=False,  # blocks as one compiled loop
     remat='none',  # what the backward pass computes again: none, dots, full
 )
+"""What every model of blocks has."""
+
+FIELDS: dict[str, Any] = BLOCKS | dict(
+    context=64,  # tokens a row; a table of learned positions has so many
+    positions='learned',  # learned, sinusoidal, rotary, alibi, relative, none
+    mixer='attention',  # attention, convolution, gru, lstm
+    taps=4,  # of a convolution
+    window=0,  # keys before the query that it may see; 0: all
+)
+"""What a model of text has."""
 
 _POSITIONS = ('learned', 'sinusoidal', 'rotary', 'alibi', 'relative', 'none')
 _DTYPES = ('float32', 'bfloat16')
@@ -59,44 +64,59 @@ _IMPLEMENTATIONS = ('auto', 'dense', 'blockwise', 'cudnn', 'splash', 'xla')
 
 
 def fields(**changes: Any) -> dict[str, Any]:
-    """All fields of a Transformer, with some changed or, such as `name`, added."""
+    """All fields of a Transformer of text, with some changed or, such as `name`, added."""
     return {**FIELDS, **changes}
 
 
 def check(model: Any) -> None:
     """Raises UserError for a value that no field can have; what does not fit together is the model's to say."""
-    for name in ('layers', 'width', 'heads', 'context', 'taps', 'active'):
+    check_blocks(model)
+    for name in ('context', 'taps'):
         if model[name] < 1:
             raise UserError(f'model.{name} is {model[name]}; expected 1 or more')
-    for name in ('kv_heads', 'head_width', 'window', 'mlp_width', 'experts', 'capacity_factor', 'load_balance',
-                 'router_z', 'init'):  # fmt: skip
+    if model.window < 0:
+        raise UserError(f'model.window is {model.window}; expected 0 or more')
+    check_names(model, positions=_POSITIONS)
+    if model.mixer != 'attention' and model.positions in ('rotary', 'alibi', 'relative'):
+        raise UserError(f'model.positions is {model.positions!r}, which turns attention, and model.mixer has none')
+
+
+def check_blocks(model: Any) -> None:
+    """`check` for the fields in `BLOCKS`."""
+    for name in ('layers', 'width', 'heads', 'active'):
+        if model[name] < 1:
+            raise UserError(f'model.{name} is {model[name]}; expected 1 or more')
+    for name in ('kv_heads', 'head_width', 'mlp_width', 'experts', 'capacity_factor', 'load_balance', 'router_z',
+                 'init'):  # fmt: skip
         if model[name] < 0:
             raise UserError(f'model.{name} is {model[name]}; expected 0 or more')
     for name in ('dropout', 'attention_dropout', 'layer_drop'):
         if not 0.0 <= model[name] < 1.0:
             raise UserError(f'model.{name} is {model[name]}; expected 0 <= rate < 1')
-    for name, known in (('positions', _POSITIONS), ('dtype', _DTYPES), ('qk_norm', ('none', 'rms', 'l2')),
-                        ('mlp', _MLPS), ('implementation', _IMPLEMENTATIONS)):  # fmt: skip
-        if model[name] not in known:
-            raise UserError(f'model.{name} is {model[name]!r}; expected one of {", ".join(known)}')
+    check_names(model, dtype=_DTYPES, qk_norm=('none', 'rms', 'l2'), mlp=_MLPS, implementation=_IMPLEMENTATIONS)
     if model.rotary_base <= 1.0:
         raise UserError(f'model.rotary_base is {model.rotary_base}; expected more than 1')
-    if model.mixer != 'attention' and model.positions in ('rotary', 'alibi', 'relative'):
-        raise UserError(f'model.positions is {model.positions!r}, which turns attention, and model.mixer has none')
+
+
+def check_names(model: Any, **known: Sequence[str]) -> None:
+    """Raises UserError for a field whose value is none of its known ones."""
+    for name, values in known.items():
+        if model[name] not in values:
+            raise UserError(f'model.{name} is {model[name]!r}; expected one of {", ".join(values)}')
 
 
 def recipe(model: Any) -> Recipe:
-    """The recipe of the blocks."""
+    """The recipe of the blocks; what models of text alone have is read where it is there."""
     import jax.numpy as jnp
 
     from attnlab.layers.block import Recipe
     from attnlab.layers.multihead import Rotary
 
     return Recipe(
-        model.heads, model.kv_heads or None, model.head_width or None, model.mixer, model.taps,
-        None if model.qk_norm == 'none' else model.qk_norm,
+        model.heads, model.kv_heads or None, model.head_width or None, model.get('mixer', 'attention'),
+        model.get('taps', 1), None if model.qk_norm == 'none' else model.qk_norm,
         Rotary(model.rotary_base) if model.positions == 'rotary' else None,
-        model.sinks, model.positions == 'alibi', model.positions == 'relative', model.window or None,
+        model.sinks, model.positions == 'alibi', model.positions == 'relative', model.get('window') or None,
         model.norm, model.order, model.parallel, model.mlp, model.mlp_width or None,
         model.experts, model.active, model.capacity_factor or None, model.shared_expert, model.use_bias,
         model.dropout, model.attention_dropout, model.layer_drop, model.scaled_init, model.init or None,

@@ -109,7 +109,7 @@ def _restore(manager: ocp.CheckpointManager, step: int, params: Any, optimizer: 
     progress = dict(manager.restore(step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))['progress'])
     trees = {'params': params} if optimizer is None else {'params': params, 'optimizer': optimizer}
     for name, tree in trees.items():
-        _check_shapes(manager, step, name, tree)
+        check_shapes(f'checkpoint of step {step}: {name}', manager.item_metadata(step)[name], tree)
     # Without a sharding of its own an array would come back on the devices that it was saved from.
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), trees)
@@ -123,15 +123,16 @@ def _restore(manager: ocp.CheckpointManager, step: int, params: Any, optimizer: 
     return Saved(step, restored['params'], restored['optimizer'] if 'optimizer' in trees else None, state)
 
 
-def _check_shapes(manager: ocp.CheckpointManager, step: int, name: str, tree: Any) -> None:
-    """Raises UserError naming the first array whose shape is not the one in the file."""
-    metadata = manager.item_metadata(step)[name]
-    stored = {_path(path): leaf.shape for path, leaf in jax.tree_util.tree_flatten_with_path(metadata)[0]}
-    wanted = {_path(path): leaf.shape for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+def check_shapes(where: str, have: Any, want: Any) -> None:
+    """Raises UserError naming the first array of a tree whose shape is not the one in another."""
+    stored, wanted = (
+        {_path(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+        for tree in (have, want)
+    )
     for path in sorted(stored.keys() | wanted.keys()):
-        have, want = stored.get(path), wanted.get(path)
-        if (None if have is None else tuple(have)) != (None if want is None else tuple(want)):
-            raise UserError(f'checkpoint of step {step}: {name}/{path} has shape {have}; this config expects {want}')
+        if stored.get(path) != wanted.get(path):
+            came, expected = stored.get(path), wanted.get(path)
+            raise UserError(f'{where}/{path} has shape {came}; this config expects {expected}')
 
 
 def _path(path: Any) -> str:

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,17 +16,25 @@ from attnlab.errors import RunError, UserError
 from attnlab.kernels.losses import Sums
 from attnlab.tasks.task import Batch, Params, Task
 from attnlab.train import checkpoint, metrics, optimizer
+from attnlab.train.ahead import ahead
 from attnlab.train.clock import Clock
 from attnlab.train.durations import steps
 from attnlab.train.progress import bar
 
 
 class State(NamedTuple):
-    """All that a step changes: the number of steps done, the parameters and the optimizer's state."""
+    """All that a step changes: the number of steps done, the parameters, the optimizer's state and, where there is one,
+    the average of the parameters, which is what is evaluated and used."""
 
     step: jax.Array
     params: Params
     optimizer: Any
+    average: Params | None = None
+
+    @property
+    def used(self) -> Params:
+        """The parameters to evaluate."""
+        return self.params if self.average is None else self.average
 
 
 class Plan(NamedTuple):
@@ -47,6 +56,8 @@ def plan(config: Any, examples: int) -> Plan:
             raise UserError(f'train.{key} is {train[key]}; expected 1 or more')
     if train.batch_size % train.accumulate:
         raise UserError(f'train.accumulate is {train.accumulate}; expected a divisor of batch_size {train.batch_size}')
+    if not 0.0 <= train.get('ema', 0.0) < 1.0:
+        raise UserError(f'train.ema is {train.ema}; expected 0 (no average) <= decay < 1')
     if train.patience < 0:
         raise UserError(f'train.patience is {train.patience}; expected 0 (never stop early) or more')
     count = partial(steps, batch_size=train.batch_size, examples=examples)
@@ -72,11 +83,14 @@ def make_update(
     optimize: optax.GradientTransformation,
     seed: int,
     accumulate: int,
+    ema: float = 0.0,
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
     """The pure training step: (state, batch) -> (state, values).
 
     The gradient is of the total over the whole batch divided by its whole weight, however many micro-batches it is
     cut into, so that a token counts the same in a short and in a long one.  Noise comes from (seed, step) alone.
+    ema: where the state has an average, the part of it that stays; less in the first steps, (1 + i) / (10 + i) at most
+    in step i, so that it does not start from where the parameters started.
     """
 
     def total(params: Params, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Sums]:
@@ -102,43 +116,66 @@ def make_update(
         updates, optimizer_state = optimize.update(grads, state.optimizer, state.params)
         values = {'loss': sums.total / weight, **{name: x / weight for name, x in sums.extras.items()}}
         values |= {'gradient_norm': optax.tree.norm(grads), 'weight': sums.weight}
-        return State(state.step + 1, optax.apply_updates(state.params, updates), optimizer_state), values
+        params = optax.apply_updates(state.params, updates)
+        average = None if state.average is None else _averaged(state.average, params, state.step, ema)
+        return State(state.step + 1, params, optimizer_state, average), values
 
     return update
 
 
-def initial(task: Task, optimize: optax.GradientTransformation, seed: int) -> State:
-    """The state before the first step."""
-    params = jax.jit(task.init)(jax.random.key(seed))
-    return State(jnp.int32(0), params, jax.jit(optimize.init)(params))
+def _averaged(average: Params, params: Params, step: jax.Array, ema: float) -> Params:
+    part = 1.0 - jnp.minimum(ema, (1.0 + step) / (10.0 + step))
+    return jax.tree.map(lambda old, new: (old + part * (new - old)).astype(old.dtype), average, params)
 
 
-def train(config: Any, task: Task, workdir: Path) -> dict[str, float]:
+def initial(
+    task: Task, optimize: optax.GradientTransformation, seed: int, ema: float = 0.0, params: Params | None = None
+) -> State:
+    """The state before the first step; from the task's own parameters if none are given."""
+    # Copies: a step takes over the state's memory, of each array once.
+    copied = lambda tree: jax.tree.map(jnp.copy, tree)
+    params = jax.jit(task.init)(jax.random.key(seed)) if params is None else copied(params)
+    average = copied(params) if ema else None
+    return State(jnp.int32(0), params, jax.jit(optimize.init)(params), average)
+
+
+def train(config: Any, task: Task, workdir: Path, params: Params | None = None) -> dict[str, float]:
     """Trains in `workdir`, from its latest checkpoint if it has one; returns the last and the best scores.
+
+    params: where a run without a checkpoint starts from; the task's own start if None.
 
     Raises RunError when the loss is no longer finite, naming the step.
     """
     durations, rate, optimize = recipe(config, task.examples)
     with checkpoint.manager(workdir) as manager:
-        state, progress = _restore_or_start(manager, task, optimize, config.seed)
+        ema = config.train.get('ema', 0.0)
+        state, progress = _restore_or_start(manager, partial(initial, task, optimize, config.seed, ema, params))
         start = int(state.step)
         with metrics.writer(workdir, start) as write, bar(durations.total, start) as advance:
             update = jax.jit(
-                make_update(task.loss, optimize, config.seed, config.train.accumulate), donate_argnums=0
+                make_update(task.loss, optimize, config.seed, config.train.accumulate, ema), donate_argnums=0
             )
             run = partial(_run, task=task, durations=durations, rate=rate, manager=manager, write=write)
-            return run(state, progress, update=update, advance=advance)
+            with closing(ahead(task.batch, start, durations.total)) as batches:
+                return run(state, progress, batches=batches, update=update, advance=advance)
 
 
-def _restore_or_start(
-    manager: Any, task: Task, optimize: optax.GradientTransformation, seed: int
-) -> tuple[State, checkpoint.Progress]:
-    shapes = jax.eval_shape(partial(initial, task, optimize, seed))
-    saved = checkpoint.latest(manager, shapes.params, shapes.optimizer)
+def _restore_or_start(manager: Any, start: Callable[[], State]) -> tuple[State, checkpoint.Progress]:
+    shapes = jax.eval_shape(start)
+    saved = checkpoint.latest(manager, *_stored(shapes))
     if saved is None:
-        return initial(task, optimize, seed), checkpoint.Progress()
+        return start(), checkpoint.Progress()
     logging.info('continues from step %d', saved.step)
-    return State(jnp.int32(saved.step), saved.params, saved.optimizer), saved.progress
+    if shapes.average is None:
+        return State(jnp.int32(saved.step), saved.params, saved.optimizer), saved.progress
+    return State(jnp.int32(saved.step), **saved.optimizer, average=saved.params), saved.progress
+
+
+def _stored(state: State) -> tuple[Params, Any]:
+    """What a checkpoint calls parameters and optimizer: those to use, and with them what training goes on from."""
+    if state.average is None:
+        return state.params, state.optimizer
+    return state.average, {'params': state.params, 'optimizer': state.optimizer}
 
 
 def _run(
@@ -150,6 +187,7 @@ def _run(
     rate: optimizer.Schedule,
     manager: Any,
     write: metrics.Write,
+    batches: Iterator[Batch],
     update: Callable[[State, Batch], tuple[State, dict[str, jax.Array]]],
     advance: Callable[[int, dict[str, float]], None],
 ) -> dict[str, float]:
@@ -182,7 +220,7 @@ def _run(
     step = int(state.step)
     while step < durations.total and not stopped:
         with clock.spend('wait'):
-            batch = task.batch(step)
+            batch = next(batches)
         state, values = update(state, batch)
         step += 1
         settle()
@@ -192,14 +230,14 @@ def _run(
             settle()
             with clock.spend('pause'):
                 if evaluating:
-                    scores = task.evaluate(state.params)
+                    scores = task.evaluate(state.used)
                     write(step, 'valid', scores)
                     if progress.best is None or sign * scores[name] > sign * progress.best:
                         progress = checkpoint.Progress(scores[name], step, 0)
                     else:
                         progress = progress._replace(waited=progress.waited + 1)
                     stopped = bool(durations.patience) and progress.waited >= durations.patience
-                checkpoint.save(manager, checkpoint.Saved(step, state.params, state.optimizer, progress))
+                checkpoint.save(manager, checkpoint.Saved(step, *_stored(state), progress))
     settle()
     if stopped:
         logging.info('stopped at step %d: no better %s in %d evaluations', step, name, progress.waited)

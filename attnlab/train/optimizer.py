@@ -36,12 +36,18 @@ def schedule(config: Any, total: int, warmup: int) -> Schedule:
 
 
 def build(config: Any, rate: Schedule) -> optax.GradientTransformation:
-    """Clipping by the global norm (0: none), then Adam or SGD; decay, decoupled, on matrices only."""
+    """Clipping by the global norm (0: none), then Adam or SGD; decay, decoupled, on matrices only.
+
+    With a `layer_decay` the rate of a block is that times the rate of the next one (Bao et al. 2022, section 3.2).
+    """
     for name in ('learning_rate', 'clip', 'weight_decay'):
         if not 0.0 <= config[name] < math.inf:
             raise UserError(f'optimizer.{name} is {config[name]}; expected a finite number, 0 or more')
     if not 0.0 <= config.b2 < 1.0:
         raise UserError(f'optimizer.b2 is {config.b2}; expected 0 <= b2 < 1')
+    decay = config.get('layer_decay', 1.0)
+    if not 0.0 < decay <= 1.0:
+        raise UserError(f'optimizer.layer_decay is {decay}; expected 0 < decay <= 1')
     match config.name:
         case 'adam':
             direction = optax.scale_by_adam(b2=config.b2)
@@ -53,7 +59,30 @@ def build(config: Any, rate: Schedule) -> optax.GradientTransformation:
     parts.append(direction)
     if config.weight_decay:
         parts.append(optax.add_decayed_weights(config.weight_decay, mask=matrices))
+    if decay < 1.0:
+        parts.append(optax.stateless(lambda updates, _: by_depth(updates, decay)))
     return optax.chain(*parts, optax.scale_by_learning_rate(rate))
+
+
+def by_depth(updates: Any, decay: float) -> Any:
+    """Updates of a model of blocks times decay^(L + 1 - depth): block l from 1 has depth l, what stands behind the
+    blocks L + 1, what stands before them 0."""
+    paths = [[str(part.key) for part in path] for path, _ in jax.tree_util.tree_flatten_with_path(updates)[0]]
+    leaves, tree = jax.tree.flatten(updates)
+    numbers = [int(name.removeprefix('block_')) for path in paths for name in path if name.startswith('block_')]
+    stacked = [leaf.shape[0] for path, leaf in zip(paths, leaves, strict=True) if 'blocks' in path]
+    layers = max([number + 1 for number in numbers] + stacked, default=0)
+
+    def scaled(path: list[str], leaf: jax.Array) -> jax.Array:
+        if 'blocks' in path:  # a scan's, one behind the other
+            depth = jnp.arange(1, layers + 1).reshape(-1, *[1] * (leaf.ndim - 1))
+        elif at := [name for name in path if name.startswith('block_')]:
+            depth = int(at[0].removeprefix('block_')) + 1
+        else:
+            depth = layers + 1 if {'stack', 'head', 'pool'} & set(path) else 0
+        return leaf * decay ** (layers + 1 - depth)
+
+    return tree.unflatten(scaled(path, leaf) for path, leaf in zip(paths, leaves, strict=True))
 
 
 def matrices(params: Any) -> Any:

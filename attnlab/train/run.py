@@ -34,11 +34,26 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
     saved = workdir / 'config.json'
     if saved.exists():
         configs.check_same(config, configs.read(saved))
+    params = _started(config) if config.get('start') and not (workdir / 'checkpoints').exists() else None
     task = kind.build(config, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     configs.save(config, saved)
     task.save(workdir)
-    return loop.train(config, task, workdir)
+    return loop.train(config, task, workdir, params)
+
+
+def _started(config: Any) -> Params:
+    """The parameters of the run that a config starts from, as this one needs them."""
+    source = Path(config.start)
+    if not (source / 'config.json').is_file():
+        raise UserError(f'start is {config.start!r}; expected the directory of a trained run')
+    loaded = load(source)
+    if loaded.config.task != config.task:
+        raise UserError(f'start is {config.start!r}, a run of task {loaded.config.task!r}; expected {config.task!r}')
+    params = tasks.able(config, 'adapted')(config, loaded.config, loaded.params)
+    shapes = jax.eval_shape(tasks.module(config).init(config, source), jax.random.key(0))
+    checkpoint.check_shapes(f'start {config.start}', params, shapes)
+    return params
 
 
 def config(workdir: Path) -> Any:

@@ -106,3 +106,18 @@ def test_large_logits_do_not_overflow():
     assert total == 0
     total, _, _ = cross_entropy(jnp.array([[0.0, 1e4, -1e4]]), jnp.array([2]))
     assert total == 2e4
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+def test_labels_count_by_their_shares(smoothing):
+    logits, labels = batch(3, 4)
+    shares = jnp.asarray(np.random.default_rng(1).random((3, 4)), jnp.float32)
+    found = cross_entropy(logits, labels, smoothing, 0, shares)
+    total = weight = nll = 0.0
+    for i in np.ndindex(3, 4):
+        alone = cross_entropy(logits[i][None], labels[i][None], smoothing)
+        total, weight = total + float(shares[i] * alone.total), weight + float(shares[i] * alone.weight)
+        nll += float(shares[i] * alone.extras['nll'])
+    np.testing.assert_allclose([found.total, found.weight, found.extras['nll']], [total, weight, nll], rtol=1e-5)
+    ones = cross_entropy(logits, labels, smoothing, 0, jnp.ones((3, 4)))
+    np.testing.assert_allclose(ones.total, cross_entropy(logits, labels, smoothing).total, rtol=1e-6)

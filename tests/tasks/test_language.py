@@ -310,7 +310,7 @@ BAD = [
     ('train.label_smoothing=1', 'train.label_smoothing is 1.0'),
     ('seed=-1', 'seed is -1; expected 0 to 4294967295'),
     ('seed=4294967296', 'seed is 4294967296; expected 0 to 4294967295'),
-    ('task=languages', "task is 'languages'; expected 'align' or 'language'"),
+    ('task=languages', "task is 'languages'; expected 'align', 'language' or 'vision'"),
 ]
 
 

@@ -156,7 +156,7 @@ def test_the_table(monkeypatch, capsys):
     ('model.width=0', 'model.width is 0; expected 1 or more'),
     ('model.experts=2 model.active=3', 'model: active is 3; expected 1 to 2, the number of experts'),
     ('data.vocabulary=characters data.vocabulary_size=0', 'data.path is empty; expected a text file'),
-    ('task=languages', "task is 'languages'; expected 'align' or 'language'"),
+    ('task=languages', "task is 'languages'; expected 'align', 'language' or 'vision'"),
 ])  # fmt: skip
 def test_a_model_that_cannot_be_is_refused_in_one_line(capsys, as_used, override, message):
     overrides = [f'--config.{each}' for each in override.split()]

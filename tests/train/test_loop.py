@@ -41,7 +41,7 @@ def make_task(loss=None, evaluate=None, batch=None):
 def config(**changes):
     train = dict(
         batch_size=BATCH, accumulate=1, duration='20 steps', log_every='1 steps', eval_every='5 steps',
-        save_every='3 steps', patience=0,
+        save_every='3 steps', patience=0, ema=0.0,
     )  # fmt: skip
     optimize = dict(
         name='sgd', b2=0.999, learning_rate=0.1, schedule='linear', warmup='5 steps', clip=0.0, weight_decay=0.0
@@ -100,6 +100,45 @@ def test_a_killed_run_repeats_the_whole_one_bit_for_bit(tmp_path, killed, name):
     for split in ('train', 'valid'):
         assert records(whole, split) == records(broken, split)
     jax.tree.map(np.testing.assert_array_equal, newest(whole, name), newest(broken, name))
+
+
+def test_the_average_is_what_is_evaluated_saved_and_gone_on_with(tmp_path):
+    seen = {}
+
+    def noted(name):
+        def evaluate(params):
+            seen.setdefault(name, []).append(np.asarray(params['w'], np.float64))
+            return {'loss': float(np.sum(np.square(params['w'])))}
+
+        return evaluate
+
+    often = dict(eval_every='1 steps', save_every='1 steps')
+    loop.train(config(**often), make_task(evaluate=noted('plain')), tmp_path / 'plain')
+    whole = config(ema=0.8, **often)
+    loop.train(whole, make_task(evaluate=noted('average')), tmp_path / 'whole')
+    average = np.zeros(3)
+    for step, (trained, found) in enumerate(zip(seen['plain'], seen['average'], strict=True)):
+        kept = min(0.8, (1 + step) / (10 + step))
+        average = kept * average + (1 - kept) * trained
+        np.testing.assert_allclose(found, average, rtol=1e-5, atol=1e-7)
+    assert len(seen['plain']) == 20
+    loop.train(config(ema=0.8, duration='7 steps', schedule='constant'), make_task(), tmp_path / 'one')
+    loop.train(config(ema=0.8, schedule='constant'), make_task(), tmp_path / 'one')
+    loop.train(config(ema=0.8, schedule='constant'), make_task(), tmp_path / 'two')
+    assert records(tmp_path / 'one', 'train') == records(tmp_path / 'two', 'train')
+    assert records(tmp_path / 'one', 'valid')[-1] == records(tmp_path / 'two', 'valid')[-1]
+    with checkpoint.manager(tmp_path / 'whole', read_only=True) as manager:
+        saved = checkpoint.best(manager, jax.eval_shape(lambda: {'w': jnp.zeros(3)}))
+    assert saved is not None
+    np.testing.assert_array_equal(saved.params['w'], seen['average'][saved.step - 1])
+
+
+def test_a_run_starts_from_what_it_is_given_and_goes_on_from_its_own(tmp_path):
+    given = {'w': jnp.array([1.0, -2.0, 0.5])}
+    loop.train(config(duration='1 steps', schedule='constant'), make_task(), tmp_path, given)
+    first = records(tmp_path, 'train')[0]['loss']
+    loop.train(config(duration='2 steps', schedule='constant'), make_task(), tmp_path, {'w': 100 + given['w']})
+    assert first < 0.1 and records(tmp_path, 'train')[1]['loss'] < 0.1
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):

@@ -70,3 +70,20 @@ def test_what_makes_no_sense_is_refused(changes, named):
 def test_an_unknown_schedule_is_refused():
     with pytest.raises(UserError, match="'cosin'"):
         optimizer.schedule(config(schedule='cosin'), 10, 0)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_rates_fall_from_the_last_layer_to_the_first(scan):
+    one = {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)}
+    stacked = {name: jnp.ones((3, *x.shape)) for name, x in one.items()}
+    blocks = {'blocks': stacked} if scan else {f'block_{i}': one for i in range(3)}
+    params = {'embedding': one, 'stack': {**blocks, 'norm': one}, 'head': one}
+    optimize = optimizer.build(config(layer_decay=0.5), lambda i: 1.0)
+    updates, _ = optimize.update(params, optimize.init(params), params)
+    found = {'first': updates['embedding'], 'last': updates['head'], 'norm': updates['stack']['norm']}
+    for i in range(3):
+        inner = updates['stack']['blocks' if scan else f'block_{i}']
+        found[i] = {name: x[i] for name, x in inner.items()} if scan else inner
+    for name, rate in (('first', 1 / 16), (0, 1 / 8), (1, 1 / 4), (2, 1 / 2), ('norm', 1.0), ('last', 1.0)):
+        for x in found[name].values():
+            np.testing.assert_array_equal(x, -rate)

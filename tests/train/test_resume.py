@@ -14,9 +14,9 @@ from attnlab import tasks
 from attnlab.train import checkpoint, loop, metrics
 from tests.tasks.conftest import tiny_config
 
-# Logs the batches of a run, and kills it when it asks for the batch behind step `kill`.
+# Logs the batches of a run, and kills it when it waits for the batch behind step `kill`, those before it done.
 DRIVER = """
-import hashlib, os, signal, sys
+import hashlib, os, signal, sys, time
 from pathlib import Path
 from attnlab import config as configs
 from attnlab.tasks import align
@@ -29,6 +29,9 @@ def logged(config, workdir):
     task = build(config, workdir)
     def batch(step):
         if step == kill:
+            while f'"step": {kill - 1}, "split": "train"' not in (workdir / 'metrics.jsonl').read_text():
+                time.sleep(0.01)
+            time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGKILL)
         made = task.batch(step)
         sums = [hashlib.sha256(made[name].tobytes()).hexdigest() for name in sorted(made)]

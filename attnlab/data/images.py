@@ -1,0 +1,245 @@
+"""Images with labels: CIFAR-10 and CIFAR-100 in their published layouts, arrays in a file, digits drawn by us."""
+
+import io
+import os
+import pickle
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attnlab.data import digits, download
+from attnlab.errors import UserError
+
+SIDE = 32
+PLANE = SIDE * SIDE
+SPLITS = ('train', 'valid', 'test')
+
+
+class Images(NamedTuple):
+    """pixels: uint8 [n, H, W, C], channels last.  labels: int32 [n].  names: of the classes, in the labels' order."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+    names: tuple[str, ...]
+
+
+class Layout(NamedTuple):
+    """A published layout: its folder, its archive, the files of each split, and where labels and names stand.
+
+    label: the key of the pickled labels, or the place of the label's byte in front of a binary record.
+    before: bytes of a binary record before its pixels; 0 for pickles.
+    """
+
+    folder: str
+    archive: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    names: str
+    label: str | int
+    before: int = 0
+
+
+_TEN = [f'data_batch_{i}' for i in range(1, 6)]
+LAYOUTS = {
+    'cifar10': (
+        Layout('cifar-10-batches-py', 'cifar-10-python.tar.gz', tuple(_TEN), ('test_batch',), 'batches.meta', 'labels'),
+        Layout(
+            'cifar-10-batches-bin', 'cifar-10-binary.tar.gz', tuple(f'{name}.bin' for name in _TEN),
+            ('test_batch.bin',), 'batches.meta.txt', 0, 1,
+        ),
+    ),
+    'cifar100': (
+        Layout('cifar-100-python', 'cifar-100-python.tar.gz', ('train',), ('test',), 'meta', 'fine_labels'),
+        Layout(
+            'cifar-100-binary', 'cifar-100-binary.tar.gz', ('train.bin',), ('test.bin',), 'fine_label_names.txt', 1, 2
+        ),
+    ),
+}  # fmt: skip
+CLASSES = {'cifar10': 10, 'cifar100': 100, 'digits': 10}
+SHA256 = {  # of the python archives
+    'cifar10': '6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce',
+    'cifar100': '85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7',
+}
+URL = 'https://www.cs.toronto.edu/~kriz/'
+
+
+def cifar(name: str, split: str, folder: str | Path = '', held_out: int = 0) -> Images:
+    """CIFAR-10 or CIFAR-100 (Krizhevsky 2009): 50,000 images to train on and 10,000 to test on, 32 x 32, RGB.
+
+    It is read from `folder` if given, else from $ATTNLAB_DATA/NAME if set, else from the cache ($XDG_CACHE_HOME or
+    ~/.cache, attnlab/NAME), where the archive is downloaded if it is missing, its checksum compared.  A folder holds
+    the published files, the published folder with them, or the published archive, python or binary; it may also be
+    the archive itself.  CIFAR-100 has its 100 fine labels.
+
+    split: 'valid' is the last `held_out` images of those to train on, 'train' the others.
+    """
+    if folder:
+        root = Path(folder)
+    elif os.environ.get('ATTNLAB_DATA'):
+        root = Path(os.environ['ATTNLAB_DATA']) / name
+    else:
+        root, archive = download.cache(name), LAYOUTS[name][0].archive
+        remedy = f'a folder that holds it is taken by --config.data.folder=DIR, or as DIR/{name} by ATTNLAB_DATA=DIR'
+        download.fetch(URL + archive, root / archive, SHA256[name], remedy)
+    layout, read = _source(name, root)
+    names = _names(layout, read(layout.names), CLASSES[name])
+    files = layout.test if split == 'test' else layout.train
+    parts = [_records(layout, read(file), file, len(names)) for file in files]
+    pixels, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return part(Images(pixels, labels, names), split, held_out)
+
+
+def arrays(path: str | Path, classes: int, shape: Sequence[int]) -> Images:
+    """An .npz file with `images` uint8 [n, H, W, C] and `labels` int [n], each from 0 to classes - 1."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in ('images', 'labels') if name in file}
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(f'{path}: cannot be read as .npz ({_brief(error)})') from None
+    if len(found) < 2:
+        lacking = ' and '.join(sorted({'images', 'labels'} - set(found)))
+        raise UserError(f"{path} lacks {lacking}; expected 'images' and 'labels'")
+    pixels, labels = found['images'], found['labels']
+    if pixels.dtype != np.uint8 or pixels.shape[1:] != tuple(shape):
+        expected = ', '.join(map(str, ('n', *shape)))
+        raise UserError(f'{path}: images are {pixels.dtype} {pixels.shape}; expected uint8 [{expected}]')
+    if labels.shape != pixels.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f'{path}: labels are {labels.dtype} {labels.shape}; expected integers [{len(pixels)}]')
+    if not len(labels):
+        raise UserError(f'{path}: no images')
+    _check_labels(labels, classes, str(path))
+    return Images(pixels, labels.astype(np.int32), tuple(map(str, range(classes))))
+
+
+def drawn(split: str, count: int, seed: int) -> Images:
+    """`count` digits of a split, drawn by `attnlab.data.digits`: nothing to download."""
+    pixels, labels = digits.draw(count, (seed, SPLITS.index(split)))
+    return Images(pixels, labels, tuple('0123456789'))
+
+
+def part(images: Images, split: str, held_out: int) -> Images:
+    """Of the images to train on, the last `held_out` for 'valid', the others for 'train'; all for 'test'."""
+    if split == 'test':
+        return images
+    if held_out >= len(images.labels):
+        raise UserError(f'data.held_out is {held_out}; expected fewer than the {len(images.labels)} images to train on')
+    at = len(images.labels) - held_out
+    chosen = slice(at, None) if split == 'valid' else slice(at)
+    return images._replace(pixels=images.pixels[chosen], labels=images.labels[chosen])
+
+
+def statistics(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each channel [C], of values from 0 to 1; a constant channel has deviation 1."""
+    counts = np.stack([np.bincount(pixels[..., channel].ravel(), minlength=256) for channel in range(pixels.shape[-1])])
+    values, total = np.arange(256) / 255, counts.sum(axis=1)
+    mean = counts @ values / total
+    deviation = np.sqrt(np.maximum(counts @ values**2 / total - mean**2, 0.0))
+    return mean, np.where(deviation < 1e-6, 1.0, deviation)
+
+
+# Files of CIFAR
+
+
+def _source(name: str, root: Path) -> tuple[Layout, Callable[[str], bytes]]:
+    """The layout that stands below a folder, or in an archive, and what reads a file of it."""
+    for layout in LAYOUTS[name]:
+        for folder in (root, root / layout.folder):
+            if (folder / layout.test[0]).is_file():
+                return layout, lambda file, folder=folder: _read(folder / file)
+        for archive in (root, root / layout.archive):
+            if archive.is_file() and archive.name == layout.archive:
+                return layout, lambda file, layout=layout, archive=archive: _extract(archive, f'{layout.folder}/{file}')
+    known = ' or '.join(f'{layout.folder} or {layout.archive}' for layout in LAYOUTS[name])
+    raise UserError(f'{root}: no {name} there; expected {known}')
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f'{path}: cannot be read ({error.strerror})') from None
+
+
+def _extract(archive: Path, member: str) -> bytes:
+    try:
+        with tarfile.open(archive) as opened:
+            file = opened.extractfile(member)
+            if file is None:
+                raise KeyError(member)
+            return file.read()
+    except KeyError:
+        raise UserError(f'{archive}: there is no {member} in it') from None
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+        raise UserError(f'{archive}: cannot be read ({_brief(error)}); it may be damaged') from None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Arrays, numbers, strings and containers of them: a pickle from elsewhere could run anything."""
+
+    KNOWN = {
+        ('numpy.core.multiarray', '_reconstruct'), ('numpy._core.multiarray', '_reconstruct'), ('numpy', 'ndarray'),
+        ('numpy', 'dtype'), ('_codecs', 'encode'),
+    }  # fmt: skip
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.KNOWN:
+            raise pickle.UnpicklingError(f'{module}.{name} is no part of a data set')
+        return super().find_class(module.replace('numpy.core', 'numpy._core'), name)
+
+
+def _unpickle(data: bytes, file: str) -> dict[str, Any]:
+    try:
+        found = _Unpickler(io.BytesIO(data), encoding='bytes').load()
+    except Exception as error:  # whatever damaged bytes ask a pickle to do
+        raise UserError(f'{file}: cannot be read as a pickle ({_brief(error)})') from None
+    if not isinstance(found, dict):
+        raise UserError(f'{file}: holds a {type(found).__name__}; expected a dict')
+    return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in found.items()}
+
+
+def _names(layout: Layout, data: bytes, classes: int) -> tuple[str, ...]:
+    if layout.before:
+        names = tuple(data.decode('utf-8', 'replace').split())
+    else:
+        key = str(layout.label).removesuffix('s') + '_names'  # labels: label_names, fine_labels: fine_label_names
+        each = _unpickle(data, layout.names).get(key, ())
+        names = tuple(name.decode('utf-8', 'replace') if isinstance(name, bytes) else str(name) for name in each)
+    if len(names) != classes:
+        raise UserError(f'{layout.names}: {len(names)} names of classes; expected {classes}')
+    return names
+
+
+def _records(layout: Layout, data: bytes, file: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels [n, 32, 32, 3] and labels [n]; a record is a plane of red, one of green, one of blue, each row-major."""
+    if isinstance(layout.label, int):
+        width = layout.before + 3 * PLANE
+        if not data or len(data) % width:
+            raise UserError(f'{file}: {len(data)} bytes; expected a multiple of {width}, the size of a record')
+        records = np.frombuffer(data, np.uint8).reshape(-1, width)
+        labels, planes = records[:, layout.label], records[:, layout.before :]
+    else:
+        found = _unpickle(data, file)
+        for key in ('data', layout.label):
+            if key not in found:
+                raise UserError(f'{file}: there is no {key!r} in it')
+        labels, planes = np.asarray(found[layout.label]), np.asarray(found['data'])
+    if planes.dtype != np.uint8 or planes.ndim != 2 or planes.shape[1] != 3 * PLANE or labels.shape != planes.shape[:1]:
+        came = f'data are {planes.dtype} {planes.shape} with labels {labels.shape}'
+        raise UserError(f'{file}: {came}; expected uint8 [n, {3 * PLANE}] and n labels')
+    _check_labels(labels, classes, file)
+    return planes.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1).copy(), labels.astype(np.int32)
+
+
+def _check_labels(labels: np.ndarray, classes: int, where: str) -> None:
+    bad = labels[(labels < 0) | (labels >= classes)]
+    if bad.size:
+        raise UserError(f'{where}: label {bad[0]} is outside the classes; expected 0 to {classes - 1}')
+
+
+def _brief(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

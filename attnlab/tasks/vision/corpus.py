@@ -1,0 +1,151 @@
+"""The images of a config: read, divided, changed for training, and the numbers by which they are brought to scale."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attnlab.config import check_fields
+from attnlab.data import batches, digits, images
+from attnlab.data.augment import Augment
+from attnlab.data.images import SPLITS, Images
+from attnlab.errors import UserError
+
+FIELDS = {
+    'cifar10': ('folder', 'held_out'),
+    'cifar100': ('folder', 'held_out'),
+    'digits': ('train_examples', 'test_examples'),
+    'files': ('train', 'test', 'held_out', 'shape', 'classes'),
+}
+"""What a config says of each set, beside how its images are changed."""
+
+
+class Scale(NamedTuple):
+    """Mean and deviation of each channel of the training images [C], from 0 to 1, and the names of the classes."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    names: tuple[str, ...]
+
+
+def check(data: Any) -> None:
+    """Raises UserError for a description of images that cannot be one."""
+    check_set(data)
+    for name in ('train', 'test') if data.name == 'files' else ():
+        if not data[name]:
+            raise UserError(f'data.{name} is empty; expected an .npz file: --config.data.{name}=FILE')
+    for name in ('crop', 'erase', 'mixup', 'cutmix'):
+        if not 0 <= data[name] < np.inf:
+            raise UserError(f'data.{name} is {data[name]}; expected a number, 0 or more')
+    for name in ('erase', 'strength'):
+        if not 0 <= data[name] <= 1:
+            raise UserError(f'data.{name} is {data[name]}; expected 0 to 1')
+    if data.policy not in ('none', 'trivial', 'rand'):
+        raise UserError(f"data.policy is {data.policy!r}; expected 'none', 'trivial' or 'rand'")
+    if data.operations < 1:
+        raise UserError(f'data.operations is {data.operations}; expected 1 or more')
+
+
+def check_set(data: Any) -> None:
+    """Raises UserError for a set that is none."""
+    if data.name not in FIELDS:
+        raise UserError(f'data.name is {data.name!r}; expected one of {", ".join(FIELDS)}')
+    check_fields(data, 'data', FIELDS[data.name])
+    for name in {'held_out', 'train_examples', 'test_examples'} & set(FIELDS[data.name]):
+        if data[name] < 1:
+            raise UserError(f'data.{name} is {data[name]}; expected 1 or more')
+    if data.name == 'files':
+        if len(data.shape) != 3 or min(data.shape) < 1:
+            raise UserError(f'data.shape is {data.shape}; expected a height, a width and a number of channels')
+        if data.classes < 2:
+            raise UserError(f'data.classes is {data.classes}; expected 2 or more')
+
+
+def shape(data: Any) -> tuple[int, int, int]:
+    """(height, width, channels) of the images as they are read."""
+    match data.name:
+        case 'digits':
+            return digits.SIDE, digits.SIDE, 1
+        case 'files':
+            return tuple(data.shape)
+        case _:
+            return images.SIDE, images.SIDE, 3
+
+
+def classes(data: Any) -> int:
+    """How many there are."""
+    return data.classes if data.name == 'files' else images.CLASSES[data.name]
+
+
+def read(data: Any, split: str, seed: int) -> Images:
+    """The images of a split: 'train', 'valid', which is held out of it, or 'test'."""
+    if split not in SPLITS:
+        raise UserError(f'split is {split!r}; expected one of {", ".join(SPLITS)}')
+    match data.name:
+        case 'digits':
+            return images.drawn(split, data.train_examples if split == 'train' else data.test_examples, seed)
+        case 'files':
+            whole = images.arrays(data.test if split == 'test' else data.train, data.classes, data.shape)
+            return images.part(whole, split, data.held_out)
+        case name:
+            return images.cifar(name, split, data.folder, data.held_out)
+
+
+def batch_of(data: Any, whole: Images, B: int, seed: int) -> Callable[[int], dict[str, np.ndarray]]:
+    """Training batch of step i: all images once an epoch, in a new order, each changed anew.
+
+    'images' uint8 [B, H, W, C]; 'first' and 'second' int32 [B] labels, -1 in empty rows, and 'share' float32 [B] of the
+    first.
+    """
+    change = Augment(
+        data.crop, data.flip, data.policy, data.operations, data.strength, data.erase, data.mixup, data.cutmix
+    )
+    order = batches.shuffled(np.ones(len(whole.labels), int), [1], B, seed)
+
+    def batch(step: int) -> dict[str, np.ndarray]:
+        rows = order(step).examples
+        real = rows >= 0
+        pixels, labels = whole.pixels[rows], np.where(real, whole.labels[rows], -1)
+        pixels[~real] = 0
+        # The key of a step apart from the seed: no two of them give one sequence, however large.
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(step,))))
+        pixels, labels = change(pixels, labels, random)
+        return {'images': pixels, **labels._asdict()}
+
+    return batch
+
+
+def in_order(whole: Images, B: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """All images in batches of B, (pixels, labels); the last one is filled up with empty ones of label -1."""
+    found = []
+    for start in range(0, len(whole.labels), B):
+        pixels, labels = whole.pixels[start : start + B], whole.labels[start : start + B]
+        missing = B - len(labels)
+        if missing:
+            pixels = np.pad(pixels, ((0, missing), (0, 0), (0, 0), (0, 0)))
+            labels = np.pad(labels, (0, missing), constant_values=-1)
+        found.append((pixels, labels))
+    return found
+
+
+def scale_of(whole: Images) -> Scale:
+    """That of the images to train on."""
+    mean, deviation = images.statistics(whole.pixels)
+    return Scale(tuple(map(float, mean)), tuple(map(float, deviation)), whole.names)
+
+
+def save(scale: Scale, workdir: Path) -> None:
+    """Writes it where `load` looks for it."""
+    (workdir / 'images.json').write_text(json.dumps(scale._asdict(), indent=1) + '\n', encoding='utf-8')
+
+
+def load(workdir: Path) -> Scale:
+    """That which lies in a run's directory."""
+    path = workdir / 'images.json'
+    try:
+        found = json.loads(path.read_text('utf-8'))
+        return Scale(*(tuple(found[name]) for name in Scale._fields))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f'{path} cannot be read ({error}); a run of this kind writes it when it starts') from None

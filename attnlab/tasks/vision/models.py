@@ -1,0 +1,90 @@
+"""The image models of configs, behind one set of functions."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attnlab.config import check_fields
+from attnlab.errors import UserError
+from attnlab.models.maps import attention_maps
+from attnlab.models.resnet import ResNet
+from attnlab.tasks import transformer, vit
+from attnlab.tasks.vision.corpus import Scale
+
+
+class Model(NamedTuple):
+    """A model as pure functions of its parameters.
+
+    init: key -> parameters.
+    forward: (params, images, key) -> (logits [B, classes], what experts say of themselves); without noise if the key is
+      None.
+    maps: (params, images) -> every attention of the model [B, L, N, T, T], by its name.
+    image: (height, width) of what it takes.  grid: (rows, columns) of its tokens, behind `prefix` others.
+    reader: the token that the answer is read off; None where it is read off all of the image.
+    """
+
+    init: Callable[..., Any]
+    forward: Callable[..., Any]
+    maps: Callable[..., Any]
+    image: tuple[int, int]
+    grid: tuple[int, int]
+    prefix: int
+    reader: int | None
+
+
+def check(model: Any) -> None:
+    """Raises UserError for fields of no model."""
+    match model.name:
+        case 'vit':
+            check_fields(model, 'model', tuple(vit.FIELDS))
+            vit.check(model)
+        case 'resnet':
+            check_fields(model, 'model', ('image', 'width', 'blocks'))
+            vit.check_size(model, 'image')
+            for name in ('width', 'blocks'):
+                if model[name] < 1:
+                    raise UserError(f'model.{name} is {model[name]}; expected 1 or more')
+        case name:
+            raise UserError(f"model.name is {name!r}; expected 'vit' or 'resnet'")
+
+
+def build(model: Any, classes: int, channels: int) -> Model:
+    """The model of a config for images of so many channels; UserError for values that make none."""
+    check(model)
+    image = tuple(model.image)
+    if model.name == 'resnet':
+        made = ResNet(classes, model.width, model.blocks)
+        forward = lambda params, images, rng: (made.apply({'params': params}, images), {})
+        found = Model(_init(made, (*image, channels)), forward, lambda params, images: {}, image, (1, 1), 0, None)
+    else:
+        made = vit.build(model, classes)
+
+        def forward(params: Any, images: Any, rng: Any) -> Any:
+            noise: dict[str, Any] = {} if rng is None else {'deterministic': False, 'rngs': {'dropout': rng}}
+            return made.apply({'params': params}, images, **noise)
+
+        def maps(params: Any, images: Any) -> dict[str, Any]:
+            sown: Any = made.apply({'params': params}, images, mutable=['intermediates'])[1]
+            return attention_maps(sown['intermediates'])
+
+        try:
+            grid = made.grid
+        except ValueError as error:
+            raise UserError(f'model: {error}') from None
+        reader = made.prefix - 1 if made.pool == 'class' else None
+        found = Model(_init(made, (*image, channels)), forward, maps, image, grid, made.prefix, reader)
+    transformer.try_init(found.init)
+    return found
+
+
+def _init(made: Any, shape: tuple[int, ...]) -> Callable[[jax.Array], Any]:
+    return lambda rng: made.init(rng, jnp.zeros((1, *shape)))['params']
+
+
+def prepared(images: jax.Array, scale: Scale, size: tuple[int, int]) -> jax.Array:
+    """uint8 images [B, H, W, C] as float32, each channel of mean 0 and deviation 1, of the size that a model takes."""
+    mean, deviation = (jnp.asarray(each, jnp.float32)[None, None, None] for each in (scale.mean, scale.deviation))
+    x = (images.astype(jnp.float32) / 255 - mean) / deviation
+    return x if x.shape[1:3] == size else jax.image.resize(x, (len(x), *size, x.shape[-1]), 'bilinear')

@@ -1,0 +1,171 @@
+"""What one looks at: where a model looks, what it has learned, and where it is wrong."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from attnlab.data.images import Images
+from attnlab.errors import UserError
+from attnlab.tasks import headmaps, heatmap
+from attnlab.tasks.task import Params
+from attnlab.tasks.vision import corpus, drawings, models
+
+SHOWN = 8
+"""So many images of a split have their attention drawn."""
+
+
+def evaluated(
+    workdir: Path,
+    split: str,
+    model: models.Model,
+    params: Params,
+    scale: corpus.Scale,
+    whole: Images,
+    probabilities: np.ndarray,
+) -> None:
+    """Writes the pictures of a scored split into `figures/eval-SPLIT`, and into `pictures.json` what each shows."""
+    folder = workdir / 'figures' / f'eval-{split}'
+    folder.mkdir(parents=True, exist_ok=True)
+    shown = []
+
+    def add(name: str, figure: Any, caption: str) -> None:
+        (folder / f'{name}.png').write_bytes(heatmap.png(figure))
+        shown.append({'file': f'{name}.png', 'caption': caption})
+
+    first = whole.pixels[:SHOWN]
+    maps = over(model, params, scale, first)
+    if maps:
+        rolled = rollout(maps['attention'], model)
+        titles = [whole.names[label] for label in whole.labels[:SHOWN]]
+        caption = 'Attention rolled out over all layers (Abnar and Zuidema 2020), from 0 (white) to its largest (black)'
+        add('rollout', drawings.rollouts(first, rolled, titles), caption)
+    wrong = np.flatnonzero(probabilities.argmax(axis=1) != whole.labels)
+    wrong = wrong[np.argsort(-probabilities[wrong].max(axis=1), kind='stable')]
+    if len(wrong):
+        figure = drawings.mistakes(whole, probabilities, wrong[: drawings.MISTAKES])
+        add('mistakes', figure, f'The surest of {len(wrong):,} mistakes: the class, what it was taken for, how surely')
+    add('confusion', drawings.confusion(probabilities, whole), 'Images of each class (row) by what they were taken for')
+    add('calibration', drawings.calibration(probabilities, whole.labels), 'Accuracy of images by their confidence')
+    if 'positions' in params:
+        table = np.asarray(params['positions']['table'])[-model.grid[0] * model.grid[1] :]
+        caption = 'Cosine of each position with all: one small grid a position, from -1 (white) to 1 (black)'
+        add('positions', drawings.similarities(table, model.grid), caption)
+    if (kernel := filters(params)) is not None:
+        add('filters', drawings.filters(kernel[0]), kernel[1])
+    (folder / 'pictures.json').write_text(json.dumps(shown, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
+
+
+def filters(params: Params) -> tuple[np.ndarray, str] | None:
+    """The first layer's filters [n, height, width, C], and what they are; None where they have no colours to show."""
+    if 'embedding' in params:
+        kernel = np.asarray(params['embedding']['kernel'])
+        height, width, C, D = kernel.shape
+        if C not in (1, 3):
+            return None
+        _, _, components = np.linalg.svd(kernel.reshape(-1, D).T, full_matrices=False)
+        count = min(drawings.FILTERS, len(components))
+        what = f'The first {count} principal components of the patch embedding'
+        return components[:count].reshape(-1, height, width, C), what
+    for names in (('tokenizer', 'convolution_0'), ('stem',)):
+        found = params
+        for name in names:
+            found = found.get(name, {})
+        if 'kernel' in found and found['kernel'].shape[2] in (1, 3):
+            kernel = np.moveaxis(np.asarray(found['kernel']), -1, 0)[: drawings.FILTERS]
+            return kernel, f'{len(kernel)} filters of the first convolution'
+    return None
+
+
+def over(model: models.Model, params: Params, scale: corpus.Scale, pixels: np.ndarray) -> dict[str, np.ndarray]:
+    """Every attention of the model over images uint8 [B, H, W, C]: [B, L, N, T, T] by its name."""
+    found = model.maps(params, models.prepared(jax.numpy.asarray(pixels), scale, model.image))
+    return {kind: jax.device_get(weights) for kind, weights in found.items()}
+
+
+def read(weights: np.ndarray, model: models.Model) -> np.ndarray:
+    """What is looked at [*B, rows, columns], of weights [*B, T, T]: by the class token, else by the mean of the image's
+    tokens."""
+    seen = weights[..., model.prefix :]
+    rows = seen[..., model.prefix :, :].mean(axis=-2) if model.reader is None else seen[..., model.reader, :]
+    return rows.reshape(*rows.shape[:-1], *model.grid)
+
+
+def rollout(weights: np.ndarray, model: models.Model) -> np.ndarray:
+    """[B, rows, columns], of all layers' weights [B, L, N, T, T] (Abnar and Zuidema 2020, section 3): the product of
+    (W + 1) / 2, with W the mean of a layer's heads and 1 for the residual."""
+    T = weights.shape[-1]
+    total = np.eye(T)
+    for layer in range(weights.shape[1]):
+        total = (weights[:, layer].mean(axis=1) + np.eye(T)) / 2 @ total
+    return read(total, model)
+
+
+def attended(
+    config: Any,
+    workdir: Path,
+    model: models.Model,
+    params: Params,
+    scale: corpus.Scale,
+    texts: Sequence[str],
+    layer: int | None,
+    head: int | None,
+) -> list[Path]:
+    """Draws each image, its heads' attention by layer, and the rollout; returns the files, an array file among them.
+
+    Raises UserError for what is no image, and for a layer or head that the model does not have, before it writes.
+    """
+    pixels = chosen(config, texts)
+    written = []
+    for text, image in zip(texts, pixels, strict=True):
+        maps = over(model, params, scale, image[None])
+        headmaps.check_chosen({kind: each[0] for kind, each in maps.items()}, layer, head)
+        folder = workdir / 'figures' / f'attend-{headmaps.slug(text)}'
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = maps['attention']
+        rolled, seen = rollout(weights, model)[0], read(weights[0], model)
+        np.savez_compressed(folder / 'weights.npz', attention=weights[0], rollout=rolled, image=image)
+        layers = range(len(seen)) if layer is None else [layer - 1]
+        heads = range(seen.shape[1]) if head is None else [head - 1]
+        (folder / 'heads.png').write_bytes(heatmap.png(drawings.heads(image, seen, list(layers), list(heads))))
+        (folder / 'rollout.png').write_bytes(heatmap.png(drawings.rollouts(image[None], rolled[None], [''])))
+        written += [folder / name for name in ('weights.npz', 'heads.png', 'rollout.png')]
+    return written
+
+
+def chosen(config: Any, texts: Sequence[str]) -> list[np.ndarray]:
+    """The images uint8 [H, W, C]: by their number in the test split, or of a file, brought to the others' size."""
+    whole = corpus.read(config.data, 'test', config.seed) if any(text.isdigit() for text in texts) else None
+    found = []
+    for text in texts:
+        if whole is not None and text.isdigit():
+            if int(text) >= len(whole.labels):
+                last = len(whole.labels) - 1
+                raise UserError(f'there is no image {text}; expected 0 to {last}, those of the test split')
+            found.append(whole.pixels[int(text)])
+        else:
+            found.append(opened(text, corpus.shape(config.data)))
+    return found
+
+
+def opened(path: str, shape: tuple[int, int, int]) -> np.ndarray:
+    """The middle of an image file, as large as its shorter side allows, brought to a shape (height, width, channels)."""
+    H, W, C = shape
+    if C not in (1, 3):
+        raise UserError(f'{path}: images of this run have {C} channels, and files of pictures 1 or 3')
+    try:
+        with Image.open(path) as file:
+            image = file.convert('L' if C == 1 else 'RGB')
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        reason = getattr(error, 'strerror', None) or 'not an image'
+        expected = 'expected a number of the test split or a picture'
+        raise UserError(f'{path}: cannot be read ({reason}); {expected}') from None
+    part = min(image.width / W, image.height / H)
+    wide, high = part * W, part * H
+    left, top = (image.width - wide) / 2, (image.height - high) / 2
+    box = (left, top, left + wide, top + high)
+    return np.asarray(image.resize((W, H), Image.Resampling.BICUBIC, box=box), np.uint8).reshape(H, W, C)

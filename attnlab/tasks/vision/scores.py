@@ -1,0 +1,44 @@
+"""How well classes are told, from the probabilities of each."""
+
+import numpy as np
+
+BINS = 15
+"""Of the calibration error, as in Guo et al. 2017."""
+
+
+def scores(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Of probabilities [n, classes] and labels [n], each image once.
+
+    accuracy: the likeliest class is the label's.  top5: it is among the five likeliest, with more than five classes.
+    loss: mean of -log p(label), in nats.  calibration_error: see `calibration`.
+    """
+    n, classes = probabilities.shape
+    truth = probabilities[np.arange(n), labels]
+    # A class as likely as the label's counts as before it: whoever says the same of all has told nothing.
+    rank = np.sum(probabilities > truth[:, None], axis=1) + np.sum(probabilities == truth[:, None], axis=1) - 1
+    found = {'accuracy': float(np.mean(rank < 1)), 'loss': float(-np.mean(np.log(np.maximum(truth, 1e-30))))}
+    if classes > 5:
+        found['top5'] = float(np.mean(rank < 5))
+    sizes, confidence, accuracy = calibration(probabilities, labels)
+    found['calibration_error'] = float(np.sum(sizes * np.abs(confidence - accuracy)) / n)
+    return found
+
+
+def calibration(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images by their confidence, the likeliest class's probability, in `BINS` of equal width (Guo et al. 2017, eq. 3).
+
+    Returns how many there are in each bin, their mean confidence and their accuracy, 0 in an empty one.
+    """
+    confidence = probabilities.max(axis=1)
+    right = probabilities.argmax(axis=1) == labels
+    at = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    sizes = np.bincount(at, minlength=BINS)
+    mean = lambda values: np.bincount(at, values, BINS) / np.maximum(sizes, 1)
+    return sizes, mean(confidence), mean(right)
+
+
+def confusion(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """[classes, classes] int: how many images of class (row) were taken for class (column)."""
+    classes = probabilities.shape[1]
+    pairs = labels * classes + probabilities.argmax(axis=1)
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)

@@ -1,0 +1,211 @@
+"""CIFAR in its published layouts, arrays of one's own, drawn digits: what is read, and what is refused."""
+
+import io
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+
+from attnlab.data import images
+from attnlab.errors import UserError
+
+TEN, HUNDRED = images.CLASSES['cifar10'], images.CLASSES['cifar100']
+PLANES = np.arange(3 * 1024)
+
+
+def planes(count=4):
+    """Records whose red plane is i % 256 with i its place, green 2, blue 3; and labels."""
+    red = np.arange(1024) % 256
+    one = np.concatenate([red, np.full(1024, 2), np.full(1024, 3)]).astype(np.uint8)
+    return np.stack([np.roll(one[:1024], k).tolist() + one[1024:].tolist() for k in range(count)]).astype(np.uint8)
+
+
+def labels_of(file, count=4):
+    return [(sum(file.encode()) + k) % TEN for k in range(count)]
+
+
+def pickled(value):
+    return pickle.dumps(value, 2)
+
+
+def published(name, kind):
+    """The files of a layout, by their names."""
+    layout = images.LAYOUTS[name][kind]
+    found = {}
+    for file in (*layout.train, *layout.test):
+        labels = labels_of(file)
+        if layout.before:
+            front = np.array([[9] * (layout.before - 1) + [label] for label in labels], np.uint8)
+            found[file] = np.concatenate([front, planes()], axis=1).tobytes()
+        else:
+            found[file] = pickled({b'data': planes(), layout.label.encode(): labels, b'filenames': [b'x.png'] * 4})
+    names = [f'class{i}' for i in range(images.CLASSES[name])]
+    if layout.before:
+        found[layout.names] = '\n'.join([*names, '', '']).encode()
+    else:
+        found[layout.names] = pickled({layout.label[:-1].encode() + b'_names': [x.encode() for x in names]})
+    return layout, found
+
+
+def write(folder, found):
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, data in found.items():
+        (folder / file).write_bytes(data)
+
+
+def archive(path, layout, found):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, 'w:gz') as file:
+        for name, data in found.items():
+            entry = tarfile.TarInfo(f'{layout.folder}/{name}')
+            entry.size = len(data)
+            file.addfile(entry, io.BytesIO(data))
+
+
+@pytest.mark.parametrize('name', ['cifar10', 'cifar100'])
+@pytest.mark.parametrize('kind', [0, 1])
+def test_every_published_layout_is_read_alike(name, kind, tmp_path):
+    layout, found = published(name, kind)
+    write(tmp_path / 'files', found)
+    write(tmp_path / 'below' / layout.folder, found)
+    archive(tmp_path / 'packed' / layout.archive, layout, found)
+    places = [tmp_path / 'files', tmp_path / 'below', tmp_path / 'packed', tmp_path / 'packed' / layout.archive]
+    for place in places:
+        train, test = (images.cifar(name, split, place, held_out=1) for split in ('train', 'test'))
+        assert train.labels.tolist() == [x for file in layout.train for x in labels_of(file)][:-1]
+        assert test.labels.tolist() == labels_of(layout.test[0]) and test.labels.dtype == np.int32
+        assert test.pixels.shape == (4, 32, 32, 3) and test.pixels.dtype == np.uint8
+        rows, columns = np.divmod(np.arange(1024), 32)
+        np.testing.assert_array_equal(test.pixels[0, rows, columns, 0], (32 * rows + columns) % 256)
+        assert set(np.unique(test.pixels[..., 1])) == {2} and set(np.unique(test.pixels[..., 2])) == {3}
+        assert test.names == tuple(f'class{i}' for i in range(images.CLASSES[name]))
+        back = test.pixels.transpose(0, 3, 1, 2).reshape(4, -1)
+        np.testing.assert_array_equal(back, planes())
+
+
+def test_what_is_held_out_is_the_end_and_no_one_is_lost(tmp_path):
+    _, found = published('cifar10', 0)
+    write(tmp_path, found)
+    whole = images.cifar('cifar10', 'train', tmp_path)
+    parts = [images.cifar('cifar10', split, tmp_path, held_out=7) for split in ('train', 'valid')]
+    np.testing.assert_array_equal(np.concatenate([each.labels for each in parts]), whole.labels)
+    assert [len(each.labels) for each in parts] == [13, 7]
+    with pytest.raises(UserError, match='data.held_out is 20; expected fewer than the 20 images'):
+        images.cifar('cifar10', 'train', tmp_path, held_out=20)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (print, ('run',))
+
+
+@pytest.mark.parametrize(('file', 'data', 'message'), [
+    ('test_batch', pickled({b'data': planes()}), "test_batch: there is no 'labels' in it"),
+    ('test_batch', pickled({b'data': planes()[:, 1:], b'labels': [1] * 4}), r'data are uint8 \(4, 3071\) with labels'),
+    ('test_batch', pickled({b'data': planes(), b'labels': [1] * 3}), r'with labels \(3,\); expected uint8'),
+    ('test_batch', pickled({b'data': planes(), b'labels': [1, 2, 3, 10]}), 'label 10 is outside the classes'),
+    ('test_batch', pickled([1]), 'test_batch: holds a list; expected a dict'),
+    ('test_batch', pickled({b'data': planes(), b'labels': [1] * 4})[:-9], 'test_batch: cannot be read as a pickle'),
+    ('test_batch', pickle.dumps(Bomb()), 'print is no part of a data set'),
+    ('batches.meta', pickled({b'label_names': [b'cat']}), 'batches.meta: 1 names of classes; expected 10'),
+])  # fmt: skip
+def test_a_damaged_file_is_named(file, data, message, tmp_path, capsys):
+    _, found = published('cifar10', 0)
+    write(tmp_path, found | {file: data})
+    with pytest.raises(UserError, match=message):
+        images.cifar('cifar10', 'test', tmp_path)
+    assert 'run' not in capsys.readouterr().out
+
+
+def test_a_binary_file_cut_short_is_named(tmp_path):
+    _, found = published('cifar10', 1)
+    write(tmp_path, found | {'test_batch.bin': found['test_batch.bin'][:-5]})
+    with pytest.raises(UserError, match='test_batch.bin: 12287 bytes; expected a multiple of 3073'):
+        images.cifar('cifar10', 'test', tmp_path)
+
+
+def test_missing_files_and_archives_cut_short(tmp_path):
+    with pytest.raises(UserError, match='no cifar10 there; expected cifar-10-batches-py or cifar-10-python.tar.gz or'):
+        images.cifar('cifar10', 'train', tmp_path / 'nowhere')
+    layout, found = published('cifar10', 0)
+    del found['data_batch_3']
+    write(tmp_path / 'files', found)
+    with pytest.raises(UserError, match=r'data_batch_3: cannot be read \(No such file'):
+        images.cifar('cifar10', 'train', tmp_path / 'files')
+    archive(tmp_path / layout.archive, layout, found)
+    with pytest.raises(UserError, match='there is no cifar-10-batches-py/data_batch_3 in it'):
+        images.cifar('cifar10', 'train', tmp_path)
+    (tmp_path / layout.archive).write_bytes((tmp_path / layout.archive).read_bytes()[:900])
+    with pytest.raises(UserError, match='it may be damaged'):
+        images.cifar('cifar10', 'test', tmp_path)
+
+
+def test_the_folder_of_the_environment(tmp_path, monkeypatch):
+    layout, found = published('cifar100', 0)
+    write(tmp_path / 'cifar100' / layout.folder, found)
+    monkeypatch.setenv('ATTNLAB_DATA', str(tmp_path))
+    assert len(images.cifar('cifar100', 'test').labels) == 4
+
+
+def test_a_download_that_fails_says_what_helps(tmp_path, monkeypatch):
+    monkeypatch.delenv('ATTNLAB_DATA', raising=False)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    monkeypatch.setattr(images, 'URL', 'file:///nowhere/')
+    with pytest.raises(UserError, match='cannot be downloaded .* a folder that holds it is taken by --config.data.fo'):
+        images.cifar('cifar10', 'test')
+
+
+def test_arrays_in_a_file(tmp_path):
+    path, pixels = tmp_path / 'some.npz', np.zeros((5, 8, 6, 2), np.uint8)
+    np.savez(path, images=pixels, labels=np.array([0, 1, 2, 0, 1]))
+    found = images.arrays(path, 3, (8, 6, 2))
+    assert found.pixels.shape == pixels.shape and found.labels.dtype == np.int32 and found.names == ('0', '1', '2')
+    for given, message in (
+        (dict(images=pixels), "lacks labels; expected 'images' and 'labels'"),
+        (dict(images=pixels.astype(np.float32), labels=np.zeros(5, int)), 'images are float32'),
+        (dict(images=pixels[:, 1:], labels=np.zeros(5, int)), r'\(5, 7, 6, 2\); expected uint8 \[n, 8, 6, 2\]'),
+        (dict(images=pixels, labels=np.zeros(4, int)), r'labels are int64 \(4,\); expected integers \[5\]'),
+        (dict(images=pixels, labels=np.full(5, 3)), 'label 3 is outside the classes; expected 0 to 2'),
+        (dict(images=pixels, labels=np.full(5, -1)), 'label -1 is outside'),
+        (dict(images=pixels[:0], labels=np.zeros(0, int)), 'no images'),
+        (dict(images=np.array([{}]), labels=np.zeros(1, int)), 'cannot be read as .npz'),
+    ):
+        np.savez(path, **given)
+        with pytest.raises(UserError, match=message):
+            images.arrays(path, 3, (8, 6, 2))
+    path.write_bytes(b'PK not really')
+    with pytest.raises(UserError, match='cannot be read as .npz'):
+        images.arrays(path, 3, (8, 6, 2))
+
+
+def test_statistics_are_of_each_channel():
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 5, 4, 3)).astype(np.uint8)
+    pixels[..., 2] = 7
+    mean, deviation = images.statistics(pixels)
+    values = pixels / 255.0
+    np.testing.assert_allclose(mean, values.mean(axis=(0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(deviation[:2], values.std(axis=(0, 1, 2))[:2], rtol=1e-9)
+    assert deviation[2] == 1.0  # a channel that is always the same is not divided by nothing
+
+
+def test_digits_are_the_same_again_and_their_own_in_each_split():
+    first, again, more = (images.drawn('train', count, 3) for count in (30, 30, 1100))
+    np.testing.assert_array_equal(first.pixels, again.pixels)
+    np.testing.assert_array_equal(first.pixels, more.pixels[:30])
+    assert first.pixels.shape == (30, 16, 16, 1) and first.pixels.dtype == np.uint8
+    assert first.names == tuple('0123456789')
+    assert np.all(np.bincount(more.labels) > 60)
+    for other in (images.drawn('test', 30, 3), images.drawn('train', 30, 4)):
+        assert not np.array_equal(first.pixels, other.pixels)
+
+
+def test_the_real_set(shared):
+    folder = shared('cifar10')
+    if not (folder / 'cifar-10-batches-py').is_dir():
+        pytest.skip('no published layout of CIFAR-10 in the folder that ATTNLAB_DATA names')
+    train, test = (images.cifar('cifar10', split, folder) for split in ('train', 'test'))
+    assert np.bincount(train.labels).tolist() == [5000] * 10 and np.bincount(test.labels).tolist() == [1000] * 10
+    mean, deviation = images.statistics(train.pixels)
+    scaled = (train.pixels[::50] / 255 - mean) / deviation
+    assert np.all(np.abs(scaled.mean(axis=(0, 1, 2))) < 0.05) and np.all(np.abs(scaled.std(axis=(0, 1, 2)) - 1) < 0.05)

@@ -1,0 +1,248 @@
+"""The Vision Transformer: forms of one layer, where tokens stand, what pooling reads, and published sizes."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab.kernels.patches import patchify, unpatchify
+from attnlab.kernels.positions import sinusoidal_2d
+from attnlab.kernels.rotary import rotary_2d
+from attnlab.layers.block import Recipe
+from attnlab.layers.patches import AttentionPool, ConvolutionalTokens, GridRotary, PatchEmbedding, tokens_grid
+from attnlab.models.resnet import ResNet
+from attnlab.models.vision import VisionTransformer
+from tests.quick import QUICK
+
+IMAGE, PATCH, CLASSES, D = (8, 16), (4, 4), 5, 16
+ROWS, COLUMNS = 2, 4
+RECIPE = Recipe(heads=2)
+
+
+def model(recipe=RECIPE, **changes):
+    fields = dict(classes=CLASSES, image=IMAGE, patch=PATCH, width=D, layers=2, recipe=recipe) | changes
+    return VisionTransformer(**fields)
+
+
+def pictures(B=2, shape=IMAGE, C=3):
+    return jnp.asarray(np.random.default_rng(0).normal(size=(B, *shape, C)), jnp.float32)
+
+
+def started(made, images=None):
+    """Parameters, none of them at a start that hides it, such as zero."""
+    images = pictures(shape=made.image) if images is None else images
+    params = jax.jit(made.init, compiler_options=QUICK)(jax.random.key(0), images)['params']
+    leaves, tree = jax.tree.flatten(params)
+    random = np.random.default_rng(1)
+    return tree.unflatten([x + jnp.asarray(0.3 * random.normal(size=x.shape), x.dtype) for x in leaves])
+
+
+def logits(made, params, images, **kwargs):
+    apply = lambda params, images: made.apply({'params': params}, images, **kwargs)[0]
+    return jax.jit(apply, compiler_options=QUICK)(params, images)
+
+
+def test_patchify_and_a_product_are_a_convolution():
+    images = pictures()
+    layers = {form: PatchEmbedding(D, (4, 2), form) for form in ('product', 'convolution')}
+    params = layers['product'].init(jax.random.key(0), images)
+    shapes = jax.tree.map(jnp.shape, params['params'])
+    assert shapes == {'kernel': (4, 2, 3, D), 'bias': (D,)}
+    both = [layer.apply(params, images) for layer in layers.values()]
+    np.testing.assert_allclose(both[0], both[1], atol=1e-5)
+    conv = nn.Conv(D, (4, 2), (4, 2), padding='VALID')
+    np.testing.assert_allclose(conv.apply(params, images).reshape(2, -1, D), both[1], atol=1e-5)
+    gradients = [jax.grad(lambda p, f=layer: jnp.sum(jnp.sin(f.apply(p, images))))(params) for layer in layers.values()]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *gradients)
+
+
+def permuted(images, order):
+    """The images with their patches in another order."""
+    return unpatchify(patchify(images, PATCH)[:, jnp.asarray(order)], PATCH, IMAGE)
+
+
+ORDER = [3, 0, 7, 1, 6, 2, 5, 4]
+
+
+@pytest.mark.parametrize('pool', ['mean', 'class', 'attention'])
+@pytest.mark.parametrize('registers', [0, 2])
+def test_without_positions_the_order_of_patches_says_nothing(pool, registers):
+    made = model(positions='none', pool=pool, registers=registers)
+    params, images = started(made), pictures()
+    both = logits(made, params, images), logits(made, params, permuted(images, ORDER))
+    np.testing.assert_allclose(*both, atol=1e-5)
+
+
+@pytest.mark.parametrize('positions', ['learned', 'sinusoidal', 'rotary'])
+@pytest.mark.parametrize('pool', ['mean', 'class'])
+def test_with_positions_it_does(positions, pool):
+    made = model(positions=positions, pool=pool, registers=1)
+    params, images = started(made), pictures()
+    both = logits(made, params, images), logits(made, params, permuted(images, ORDER))
+    assert float(jnp.max(jnp.abs(both[0] - both[1]))) > 1e-3
+
+
+def swapped(x):
+    half = x.shape[-1] // 2
+    return jnp.concatenate([x[..., half:], x[..., :half]], axis=-1)
+
+
+def test_a_transposed_image_is_swapped_halves_of_the_codes():
+    """On a square grid, with the pixels of a patch transposed too; what is not square is the next test's."""
+    made, images = model(image=(8, 8)), pictures(shape=(8, 8))
+    params, codes = started(made), sinusoidal_2d(2, 2, D)
+    kernel = params['embedding']['kernel']
+    turned = {'embedding': params['embedding'] | {'kernel': kernel.swapaxes(0, 1)}, 'positions': {'table': codes}}
+    halves = {'positions': {'table': swapped(codes)}}
+    both = logits(made, params | turned, images.swapaxes(1, 2)), logits(made, params | halves, images)
+    np.testing.assert_allclose(*both, atol=1e-5)
+    plain = logits(made, params | {'positions': {'table': codes}}, images)
+    assert float(jnp.max(jnp.abs(plain - both[1]))) > 1e-3
+    sinusoids = {name: x for name, x in params.items() if name != 'positions'}
+    np.testing.assert_allclose(logits(made.clone(positions='sinusoidal'), sinusoids, images), plain, atol=1e-6)
+
+
+@pytest.mark.parametrize('positions', ['sinusoidal', 'rotary'])
+def test_rows_and_columns_are_not_mixed_up(positions):
+    """One 8 x 16 image is 2 rows of 4 tokens: the row's half is equal along a row, the column's down a column."""
+    H = 8
+    if positions == 'sinusoidal':
+        made = model(positions='sinusoidal')
+        codes = made.apply({'params': started(made)}, jnp.zeros((1, 8, D)), method='_placed')[0]
+    else:
+        codes = GridRotary(ROWS, COLUMNS)(jnp.ones((1, 8, 1, H)), None)[0, :, 0]
+        np.testing.assert_allclose(codes, rotary_2d(jnp.ones((8, 1, H)), ROWS, COLUMNS)[:, 0], atol=1e-6)
+    half = codes.shape[-1] // 2
+    row, column = codes[:, :half].reshape(ROWS, COLUMNS, half), codes[:, half:].reshape(ROWS, COLUMNS, half)
+    np.testing.assert_allclose(row, jnp.broadcast_to(row[:, :1], row.shape), atol=1e-6)
+    np.testing.assert_allclose(column, jnp.broadcast_to(column[:1], column.shape), atol=1e-6)
+    assert float(jnp.max(jnp.abs(row[0] - row[1]))) > 0.1 and float(jnp.max(jnp.abs(column[:, 0] - column[:, 1]))) > 0.1
+
+
+def test_rotary_leaves_what_stands_in_front():
+    x = pictures(1, (10, 1), 8).swapaxes(2, 3).reshape(1, 10, 1, 8)
+    turned = GridRotary(ROWS, COLUMNS, prefix=2)(x, None)
+    np.testing.assert_array_equal(turned[:, :2], x[:, :2])
+    np.testing.assert_allclose(turned[:, 2:], GridRotary(ROWS, COLUMNS)(x[:, 2:], None), atol=1e-6)
+
+
+def test_what_each_pooling_has():
+    shapes = lambda **kwargs: jax.eval_shape(model(**kwargs).init, jax.random.key(0), pictures())['params']
+    mean, classed, attended = (shapes(pool=pool) for pool in ('mean', 'class', 'attention'))
+    assert 'class' not in mean and mean['positions']['table'].shape == (8, D)
+    assert classed['class'].shape == (D,) and classed['positions']['table'].shape == (9, D)
+    assert attended['pool']['score']['kernel'].shape == (D, 1) and 'class' not in attended
+    assert shapes(registers=3)['registers'].shape == (3 * D,) and 'registers' not in mean
+    square = jax.eval_shape(model(image=(32, 32)).init, jax.random.key(0), pictures(shape=(32, 32)))['params']
+    assert square['positions']['table'].shape == (64, D)
+
+
+@pytest.mark.parametrize('pool', ['mean', 'class', 'attention'])
+def test_the_head_reads_what_the_pooling_says(pool):
+    made = model(pool=pool, registers=2)
+    params, images = started(made), pictures()
+    (found, _), kept = made.apply(
+        {'params': params}, images, capture_intermediates=lambda module, name: module.name == 'stack'
+    )
+    x = np.asarray(kept['intermediates']['stack']['__call__'][0][0], np.float64)
+    assert x.shape == (2, 8 + made.prefix, D)
+    if pool == 'mean':
+        read = x[:, 2:].mean(axis=1)
+    elif pool == 'class':
+        read = x[:, 2]
+    else:
+        score = x[:, 2:] @ np.asarray(params['pool']['score']['kernel'], np.float64)
+        weights = np.exp(score) / np.exp(score).sum(axis=1, keepdims=True)
+        read = (weights * x[:, 2:]).sum(axis=1)
+    expected = read @ np.asarray(params['head']['kernel'], np.float64) + np.asarray(params['head']['bias'])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_every_register_and_every_pixel_matters():
+    made = model(registers=2, pool='class')
+    params, images = started(made), pictures()
+    slopes = jax.grad(lambda p, x: jnp.sum(jnp.sin(made.apply({'params': p}, x)[0])), argnums=(0, 1))(params, images)
+    assert all(float(jnp.max(jnp.abs(x))) > 0 for x in jax.tree.leaves(slopes[0]) if x.size > 2 * 8)
+    assert float(jnp.min(jnp.max(jnp.abs(slopes[1]), axis=(0, 3)))) > 0
+
+
+def test_the_tokenizer_halves_the_grid_and_uses_all_of_the_image():
+    made = model(embedding='tokenizer', channels=(6,), image=(9, 16), pool='attention')
+    assert made.grid == tokens_grid((9, 16), 2) == (3, 4)
+    images = pictures(shape=(9, 16))
+    layer = ConvolutionalTokens((6,), D)
+    params = layer.init(jax.random.key(0), images)
+    tokens = layer.apply(params, images)
+    assert tokens.shape == (2, 12, D) and 'bias' not in params['params']['convolution_0']
+    assert model(image=(32, 32), embedding='tokenizer', channels=(64,)).grid == (8, 8)
+    slope = jax.grad(lambda x: jnp.sum(jnp.sin(layer.apply(params, x))))(images)
+    assert float(jnp.mean(jnp.any(slope != 0, axis=(0, 3)))) > 0.9
+    assert logits(made, started(made, images), images).shape == (2, CLASSES)
+
+
+def test_the_compact_transformer_has_as_many_parameters_as_published():
+    recipe = Recipe(heads=2, mlp_width=128)
+    made = VisionTransformer(10, (32, 32), (4, 4), 128, 2, recipe, 'tokenizer', (64,), pool='attention')
+    shapes = jax.eval_shape(made.init, jax.random.key(0), pictures(shape=(32, 32)))
+    assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e6, 2) == 0.28  # Hassani et al. 2021, table 2
+
+
+@pytest.mark.parametrize('change', [
+    {'experts': 2, 'active': 2}, {'order': 'post', 'norm': 'rms'}, {'parallel': True, 'qk_norm': 'rms'},
+    {'mlp': 'swiglu', 'kv_heads': 1, 'sinks': True},
+], ids=str)  # fmt: skip
+def test_variants_of_blocks(change):
+    made = model(dataclasses.replace(RECIPE, **change), positions='rotary', pool='class', registers=1)
+    scanned = made.clone(scan=True, remat='full')
+    params, images = started(made), pictures()
+    said = made.apply({'params': params}, images)[1]
+    assert bool(said) == ('experts' in change)
+    stack = params['stack']
+    blocks = jax.tree.map(lambda *x: jnp.stack(x), stack['block_0'], stack['block_1'])
+    both = params | {'stack': {'blocks': blocks, **{name: x for name, x in stack.items() if 'block_' not in name}}}
+    np.testing.assert_allclose(logits(made, params, images), logits(scanned, both, images), atol=1e-5)
+
+
+def test_half_precision_gives_whole_logits():
+    made = model(dataclasses.replace(RECIPE, dtype=jnp.bfloat16), registers=1, pool='class')
+    params, images = started(made), pictures()
+    half, whole = logits(made, params, images), logits(model(registers=1, pool='class'), params, images)
+    assert half.dtype == jnp.float32
+    np.testing.assert_allclose(half, whole, atol=0.06 * float(jnp.max(jnp.abs(whole))))
+
+
+@pytest.mark.parametrize(('changes', 'message'), [
+    (dict(image=(33, 33), patch=(4, 4)), 'patches of height 4 do not divide images of height 33'),
+    (dict(pool='max'), "pool is 'max'; expected 'mean', 'class' or 'attention'"),
+    (dict(positions='2d'), "positions is '2d'; expected 'learned', 'sinusoidal', 'rotary' or 'none'"),
+    (dict(positions='rotary', width=12), 'a multiple of 4'),
+    (dict(embedding='linear'), "the form is 'linear'; expected 'product' or 'convolution'"),
+])  # fmt: skip
+def test_what_makes_no_model_is_refused(changes, message, as_used):
+    made = model(**changes)
+    with pytest.raises(ValueError, match=message):
+        made.init(jax.random.key(0), pictures(shape=made.image))
+
+
+def test_an_image_of_another_size_is_refused():
+    with pytest.raises(ValueError, match=r'images have height and width \(16, 8\); expected \(8, 16\)'):
+        model().init(jax.random.key(0), pictures(shape=(16, 8)))
+
+
+def test_attention_pooling_of_equal_scores_is_the_mean():
+    x = pictures(2, (4, 1), D).reshape(2, 4, D)
+    params = {'params': {'score': {'kernel': jnp.zeros((D, 1)), 'bias': jnp.zeros(1)}}}
+    np.testing.assert_allclose(AttentionPool().apply(params, x), x.mean(axis=1), atol=1e-6)
+
+
+def test_the_residual_network():
+    made, images = ResNet(CLASSES, 8, 2), pictures(shape=(16, 16))
+    params = made.init(jax.random.key(0), images)['params']
+    alone = made.apply({'params': params}, images[:1])
+    np.testing.assert_allclose(made.apply({'params': params}, images)[:1], alone, atol=1e-5)  # neighbours say nothing
+    convolutions = [name for name in params if 'norm' not in name and name not in ('head', 'stage_1_block_0_shortcut',
+                    'stage_2_block_0_shortcut')]  # fmt: skip
+    assert len(convolutions) == 1 + 3 * 2 * 2

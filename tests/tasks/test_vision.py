@@ -1,0 +1,321 @@
+"""Runs on images: what a config says, what is read, trained, scored, drawn, and gone on from."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from attnlab import cli, tasks
+from attnlab import config as configs
+from attnlab.errors import UserError
+from attnlab.report import page
+from attnlab.tasks import vision
+from attnlab.tasks.vision import corpus, models, pictures, scores
+from attnlab.train import count, run
+from tests.tasks.conftest import drawn, files
+
+DIGITS, SMALL = 'experiments/vision/digits.py', 'experiments/vision/cifar10_small.py'
+TINY = {
+    'data.train_examples': '90', 'data.test_examples': '30', 'model.layers': '1', 'model.width': '16',
+    'model.heads': '2', 'model.mlp_width': '16', 'train.batch_size': '16', 'train.duration': '8 steps',
+    'train.eval_every': '4 steps', 'train.save_every': '3 steps', 'train.log_every': '1 steps',
+    'optimizer.warmup': '2 steps',
+}  # fmt: skip
+
+
+def tiny(**changes):
+    overrides = TINY | {key.replace('__', '.'): str(value) for key, value in changes.items()}
+    return configs.load(DIGITS, list(overrides.items()))
+
+
+@pytest.fixture(scope='session')
+def seeing(tmp_path_factory):
+    """The work directory of a trained tiny run on digits, scored."""
+    workdir = tmp_path_factory.mktemp('runs') / 'seeing'
+    run.train(tiny(), workdir)
+    run.evaluate(workdir)
+    return workdir
+
+
+# Batches
+
+
+def batch_of(config, count=20, **kwargs):
+    whole = corpus.read(config.data, 'train', config.seed)
+    small = whole._replace(pixels=whole.pixels[:count], labels=whole.labels[:count])
+    return small, corpus.batch_of(config.data, small, 8, config.seed)
+
+
+def test_an_epoch_has_every_image_once_and_empty_rows_at_its_end():
+    whole, batch = batch_of(tiny(data__crop=0))
+    for epoch in (0, 1):
+        rows = [batch(3 * epoch + step) for step in range(3)]
+        labels = np.concatenate([each['first'] for each in rows])
+        pixels = np.concatenate([each['images'] for each in rows])
+        assert (labels == -1).sum() == 4 and not pixels[labels == -1].any()
+        seen = sorted(image.tobytes() for image in pixels[labels >= 0])
+        assert seen == sorted(image.tobytes() for image in whole.pixels)
+    assert not np.array_equal(batch(0)['first'], batch(3)['first'])
+    assert np.array_equal(batch(4)['images'], batch_of(tiny(data__crop=0))[1](4)['images'])
+
+
+def test_changes_are_new_in_each_step_and_the_same_again():
+    config = tiny(data__crop=2, data__policy='trivial', data__cutmix='1.0', data__mixup='0.5', data__erase='0.5')
+    batch = batch_of(config, 8)[1]
+    again = batch_of(config, 8)[1]
+    for name in ('images', 'first', 'second', 'share'):
+        np.testing.assert_array_equal(batch(5)[name], again(5)[name])
+    order = [np.argsort(batch(step)['first'], kind='stable') for step in (0, 1)]
+    assert not np.array_equal(batch(0)['images'][order[0]], batch(1)['images'][order[1]])
+
+
+def test_the_loss_of_two_labels_is_their_share(tmp_path):
+    config = tiny(train__label_smoothing='0.1')
+    task = vision.build(config, tmp_path)
+    params = jax.tree_util.tree_map_with_path(drawn, jax.eval_shape(task.init, jax.random.key(0)))
+    batch = task.batch(0)
+    loss = jax.jit(task.loss)
+    mixed = loss(params, batch | {'second': (batch['first'] + 1) % 10, 'share': np.full(16, 0.7, np.float32)},
+                 jax.random.key(0))  # fmt: skip
+    one, other = (loss(params, batch | {'first': labels, 'second': labels}, jax.random.key(0))
+                  for labels in (batch['first'], (batch['first'] + 1) % 10))  # fmt: skip
+    assert float(mixed.total) == pytest.approx(0.7 * float(one.total) + 0.3 * float(other.total), rel=1e-5)
+    assert float(mixed.weight) == pytest.approx(16)
+    empty = loss(params, {name: np.full_like(x, -1) if x.dtype == np.int32 else x for name, x in batch.items()},
+                 jax.random.key(0))  # fmt: skip
+    assert float(empty.total) == float(empty.weight) == 0
+
+
+# Scores
+
+
+def test_scores_by_hand():
+    p = np.array([[0.7, 0.1, 0.1, 0.05, 0.03, 0.02], [0.1, 0.4, 0.3, 0.1, 0.06, 0.04], [0.3, 0.3, 0.1, 0.1, 0.1, 0.1],
+                  [0.02, 0.9, 0.02, 0.02, 0.02, 0.02]])  # fmt: skip
+    labels = np.array([0, 2, 0, 5])
+    found = scores.scores(p, labels)
+    assert found['accuracy'] == 0.25  # a tie is not told apart
+    assert found['top5'] == 0.75
+    assert found['loss'] == pytest.approx(-np.mean(np.log([0.7, 0.3, 0.3, 0.02])))
+    # Bins of 1/15: confidences 0.7, 0.4, 0.3, 0.9 stand alone, their accuracies are 1, 0, 1 (by argmax), 0.
+    assert found['calibration_error'] == pytest.approx((0.3 + 0.4 + 0.7 + 0.9) / 4)
+    table = scores.confusion(p, labels)
+    assert table.sum() == 4 and table[0, 0] == 2 and table[2, 1] == 1 and table[5, 1] == 1
+    assert 'top5' not in scores.scores(p[:, :3], np.array([0, 1, 2, 0]))
+
+
+@pytest.mark.parametrize('size', [1, 7, 30, 64])
+def test_every_image_counts_once_whatever_the_batch(size, seeing, monkeypatch):
+    loaded = run.load(seeing)
+    whole = corpus.read(loaded.config.data, 'test', loaded.config.seed)
+    model, scale = vision.build_model(loaded.config), corpus.load(seeing)
+    monkeypatch.setattr(vision, 'EVALUATED', size)
+    found = vision.teller(model, scale)(loaded.params, whole)
+    alone = [model.forward(loaded.params, models.prepared(image[None], scale, model.image), None)[0]
+             for image in whole.pixels[:3]]  # fmt: skip
+    assert found.shape == (30, 10)
+    np.testing.assert_allclose(found[:3], jax.nn.softmax(np.concatenate(alone)), atol=1e-5)
+    stored = json.loads((seeing / 'scores-test.json').read_text())
+    assert scores.scores(found, whole.labels)['accuracy'] == stored['accuracy']
+
+
+def test_what_eval_writes(seeing):
+    stored = json.loads((seeing / 'scores-test.json').read_text())
+    assert stored['images'] == 30 and {'accuracy', 'top5', 'loss', 'calibration_error'} < set(stored)
+    with np.load(seeing / 'samples' / 'test.npz') as arrays:
+        assert arrays['confusion'].sum() == 30 and arrays['probabilities'].shape == (30, 10)
+        table = scores.confusion(arrays['probabilities'], arrays['labels'])
+        np.testing.assert_array_equal(table, arrays['confusion'])
+    shown = json.loads((seeing / 'figures' / 'eval-test' / 'pictures.json').read_text())
+    names = [each['file'].removesuffix('.png') for each in shown]
+    assert names == ['rollout', 'mistakes', 'confusion', 'calibration', 'positions', 'filters']
+    text = page.run_page(seeing).read_text()
+    assert text.count('<img') == 1 + len(shown) and 'Accuracy' in text and 'principal components' in text
+
+
+def test_metrics_tell_of_waiting_and_of_accuracy(seeing):
+    records = [json.loads(line) for line in (seeing / 'metrics.jsonl').read_text().splitlines()]
+    assert {'accuracy', 'nll', 'loss'} < set(records[0]) and records[0]['split'] == 'train'
+    assert any('data_share' in record for record in records if record['split'] == 'speed')
+
+
+def test_the_scale_is_that_of_the_training_images(seeing):
+    scale, config = corpus.load(seeing), run.config(seeing)
+    train = corpus.read(config.data, 'train', config.seed)
+    x = np.asarray(models.prepared(train.pixels, scale, (16, 16)))
+    assert abs(x.mean()) < 1e-4 and abs(x.std() - 1) < 1e-4
+    larger = models.prepared(train.pixels[:2], scale, (32, 16))
+    assert larger.shape == (2, 32, 16, 1)
+    (seeing / 'images.json').rename(seeing / 'elsewhere.json')
+    with pytest.raises(UserError, match='images.json cannot be read'):
+        corpus.load(seeing)
+    (seeing / 'elsewhere.json').rename(seeing / 'images.json')
+
+
+# Looking
+
+
+def test_every_attention_is_drawn_and_nothing_else_changes(seeing, tmp_path, capsys):
+    before = files(seeing)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)).save(tmp_path / 'a.png')
+    assert cli.main(['attend', f'--workdir={seeing}', '3', str(tmp_path / 'a.png')]) == 0
+    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [path.name for path in written] == ['weights.npz', 'heads.png', 'rollout.png'] * 2
+    assert files(seeing) == before
+    with np.load(written[0]) as arrays:
+        weights, rolled, image = (arrays[name] for name in ('attention', 'rollout', 'image'))
+    config = run.config(seeing)
+    np.testing.assert_array_equal(image, corpus.read(config.data, 'test', config.seed).pixels[3])
+    assert weights.shape == (1, 2, 16, 16)
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+    by_hand = ((weights[0].mean(axis=0) + np.eye(16)) / 2).mean(axis=0).reshape(4, 4)
+    np.testing.assert_allclose(rolled, by_hand, atol=1e-6)
+
+
+def test_a_class_token_reads_for_itself():
+    model = models.build(tiny(model__pool='class', model__registers=1).model, 10, 1)
+    weights = np.random.default_rng(0).random((2, 18, 18))
+    np.testing.assert_array_equal(pictures.read(weights, model), weights[:, 1, 2:].reshape(2, 4, 4))
+    stacked = np.random.default_rng(1).dirichlet(np.ones(18), (1, 3, 2, 18))
+    total = np.eye(18)
+    for layer in range(3):
+        total = (stacked[0, layer].mean(axis=0) / 2 + np.eye(18) / 2) @ total
+    np.testing.assert_allclose(pictures.rollout(stacked, model)[0], total[1, 2:].reshape(4, 4), atol=1e-12)
+
+
+@pytest.mark.parametrize(('words', 'message'), [
+    (['30'], 'there is no image 30; expected 0 to 29, those of the test split'),
+    (['cat.png'], 'cat.png: cannot be read (No such file or directory); expected a number of the test split or a'),
+    (['setup.cfg'], 'setup.cfg: cannot be read (not an image)'),
+    (['--head=3', '0'], '--head is 3; expected 1 to 2, those of attention'),
+    (['--layer=2', '0'], '--layer is 2; expected 1 to 1, those of attention'),
+    ([], 'attend expects'),
+])  # fmt: skip
+def test_what_cannot_be_looked_at(words, message, seeing, capsys):
+    before = sorted((seeing / 'figures').iterdir())
+    assert cli.main(['attend', f'--workdir={seeing}', *words]) == 2
+    assert message in capsys.readouterr().err
+    assert sorted((seeing / 'figures').iterdir()) == before
+
+
+# Models
+
+
+@pytest.mark.parametrize('changes', [
+    dict(model__pool='class'), dict(model__pool='attention'), dict(model__registers=2), dict(model__positions='rotary'),
+    dict(model__positions='sinusoidal'), dict(model__positions='none'), dict(model__embedding='tokenizer'),
+    dict(model__patch='8,4'), dict(model__layer_drop='0.5', model__layers=2), dict(model__dropout='0.5'),
+    dict(model__qk_norm='rms'), dict(model__experts=2), dict(data__policy='rand'), dict(data__mixup='1.0'),
+    dict(model__image='32,32'),
+], ids=str)  # fmt: skip
+def test_each_field_changes_the_first_loss(changes, first_losses):
+    plain, of = first_losses
+    assert np.isfinite(found := of(**changes)) and abs(found - plain) > 1e-4
+
+
+@pytest.fixture(scope='module')
+def first_losses(tmp_path_factory):
+    """The loss of the first batch, of no change and of any; parameters of one name and shape are always the same."""
+    folder = tmp_path_factory.mktemp('losses')
+
+    def of(**changes):
+        task = vision.build(tiny(**changes), folder)
+        params = jax.tree_util.tree_map_with_path(drawn, jax.eval_shape(task.init, jax.random.key(0)))
+        sums = jax.jit(task.loss)(params, task.batch(0), jax.random.key(0))
+        return float(sums.total / sums.weight)
+
+    return of(), of
+
+
+def test_two_forms_of_one_embedding_are_one_model(first_losses):
+    plain, of = first_losses
+    assert of(model__embedding='convolution') == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.parametrize(('override', 'message'), [
+    ('model.patch=5,5', 'model: patches of height 5 do not divide images of height 16; expected a divisor'),
+    ('model.patch=4', 'model.patch'),
+    ('model.pool=max', 'model.pool is \'max\'; expected one of mean, class, attention'),
+    ('model.positions=alibi', "model.positions is 'alibi'; expected one of learned, sinusoidal, rotary, none"),
+    ('model.registers=-1', 'model.registers is -1; expected 0 or more'),
+    ('model.convolutions=0', 'model.convolutions is 0; expected 1 or more'),
+    ('model.heads=5', 'model: queries have width 64; expected a multiple of 5 heads'),
+    ('model.name=cnn', "model.name is 'cnn'; expected 'vit' or 'resnet'"),
+    ('model.layer_drop=1.0', 'model.layer_drop is 1.0; expected 0 <= rate < 1'),
+    ('data.name=mnist', "data.name is 'mnist'; expected one of cifar10, cifar100, digits, files"),
+    ('data.name=cifar10', "data.name is 'cifar10', which asks for data.folder; this experiment has no such field"),
+    ('data.policy=auto', "data.policy is 'auto'; expected 'none', 'trivial' or 'rand'"),
+    ('data.erase=1.5', 'data.erase is 1.5; expected 0 to 1'),
+    ('data.crop=-1', 'data.crop is -1; expected a number, 0 or more'),
+    ('data.test_examples=0', 'data.test_examples is 0; expected 1 or more'),
+    ('train.ema=1.0', 'train.ema is 1.0; expected 0 (no average) <= decay < 1'),
+    ('train.label_smoothing=1.0', 'train.label_smoothing is 1.0; expected 0 <= smoothing < 1'),
+    ('optimizer.layer_decay=0.0', 'optimizer.layer_decay is 0.0; expected 0 < decay <= 1'),
+    ('start=nowhere', "start is 'nowhere'; expected the directory of a trained run"),
+])  # fmt: skip
+def test_a_mistake_is_one_line_and_nothing_is_written(override, message, tmp_path, capsys, as_used):
+    line = ['train', f'--config={DIGITS}', f'--workdir={tmp_path / "run"}', f'--config.{override}']
+    assert cli.main(line) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count('\n') == 1
+    assert not (tmp_path / 'run').exists()
+
+
+PUBLISHED = {
+    'Ti/16': 5_717_416, 'S/16': 22_050_664, 'B/16': 86_567_656, 'L/16': 304_326_632, 'H/14': 632_045_800
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('size', PUBLISHED)
+def test_published_models_have_as_many_parameters_as_published(size):
+    path = 'experiments/vision/imagenet_b16.py'
+    config = configs.load(f'{path}:{size}')
+    assert count.tree_size(tasks.module(config).outline(config, None, False).params) == PUBLISHED[size]
+    assert f'{PUBLISHED[size]:,}' in Path(path).read_text()
+
+
+def test_the_plain_transformer_has_as_many_parameters_as_the_compact_one():
+    sizes = {}
+    for arg in ('', ':vit', ':resnet'):
+        config = configs.load(SMALL + arg)
+        sizes[arg] = count.tree_size(vision.outline(config, None, False).params)
+    assert sizes[':vit'] == pytest.approx(sizes[''], rel=0.1) and sizes[':resnet'] == pytest.approx(sizes[''], rel=0.1)
+
+
+# Going on from another run
+
+
+def test_a_run_goes_on_at_another_resolution(seeing, tmp_path):
+    config = tiny(start=str(seeing), model__image='32,16', train__duration='1 steps')
+    loaded = run.load(seeing)
+    params = vision.adapted(config, loaded.config, loaded.params)
+    assert params['positions']['table'].shape == (32, 16)
+    old, new = (np.asarray(x['positions']['table']) for x in (loaded.params, params))
+    np.testing.assert_allclose(new.reshape(8, 4, 16).mean(axis=(0, 1)), old.mean(axis=0), atol=0.01)
+    run.train(config, tmp_path / 'larger')
+    first = json.loads((tmp_path / 'larger' / 'metrics.jsonl').read_text().splitlines()[0])
+    fresh = tiny(model__image='32,16', train__duration='1 steps')
+    run.train(fresh, tmp_path / 'fresh')
+    assert first['loss'] != json.loads((tmp_path / 'fresh' / 'metrics.jsonl').read_text().splitlines()[0])['loss']
+
+
+def test_what_does_not_fit_is_named(seeing, tmp_path):
+    config = tiny(start=str(seeing), model__pool='class')
+    with pytest.raises(UserError, match=r'start .*/class has shape None; this config expects \(16,\)'):
+        run.train(config, tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()
+
+
+def test_another_pooling_does_not_take_an_old_checkpoint(seeing):
+    config = run.config(seeing)
+    with config.copy_and_resolve_references().unlocked() as changed:
+        changed.model.pool = 'class'
+    configs.save(changed, seeing / 'config.json')
+    try:
+        with pytest.raises(UserError, match=r'params/class has shape None; this config expects \(16,\)'):
+            run.load(seeing)
+    finally:
+        configs.save(config, seeing / 'config.json')

@@ -1,0 +1,45 @@
+"""Batches made ahead: in order, each once, and what one raises comes when it is its turn."""
+
+import threading
+import time
+from contextlib import closing
+
+import pytest
+
+from attnlab.train.ahead import DEPTH, ahead
+
+
+@pytest.mark.parametrize(('start', 'stop'), [(0, 9), (5, 6), (3, 3), (0, 1)])
+def test_batches_come_in_order_each_made_once(start, stop):
+    made = []
+    assert list(ahead(lambda step: made.append(step) or step, start, stop)) == list(range(start, stop)) == made
+
+
+def test_so_many_are_made_before_they_are_asked_for():
+    made, lock = [], threading.Lock()
+
+    def batch(step):
+        with lock:
+            made.append(step)
+        return step
+
+    with closing(ahead(batch, 0, 100)) as batches:
+        for taken in range(5):
+            assert next(batches) == taken
+        limit = time.monotonic() + 5
+        while len(made) < 5 + DEPTH - 1 and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert 5 + DEPTH - 1 <= len(made) <= 5 + DEPTH
+    assert len(made) <= 5 + DEPTH and 'batches' not in {each.name.split('_')[0] for each in threading.enumerate()}
+
+
+def test_an_error_comes_in_its_turn():
+    def batch(step):
+        if step == 2:
+            raise ValueError('no third one')
+        return step
+
+    batches = ahead(batch, 0, 9)
+    assert [next(batches), next(batches)] == [0, 1]
+    with pytest.raises(ValueError, match='no third one'):
+        next(batches)
