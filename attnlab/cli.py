@@ -130,7 +130,7 @@ def _attend(given: argparse.Namespace) -> None:
     layer, head = (number(name, getattr(given, name), int) for name in ('layer', 'head'))
     texts = given.words
     if not texts or not all(text.strip() for text in texts):
-        raise UserError('attend expects a text in quotes, or several')
+        raise UserError('attend expects a text in quotes, an image, or several')
 
     _prepare()
     from attnlab import tasks
@@ -171,7 +171,7 @@ def _bench(given: argparse.Namespace) -> None:
         importlib.import_module(f'attnlab.bench.{name}').main()
 
 
-_BENCHES = ('seq2seq', 'attention', 'lm')
+_BENCHES = ('seq2seq', 'attention', 'lm', 'vit')
 
 
 _A_RUN = Flag('workdir', 'DIR', 'the directory of a trained run', needed=True)
@@ -221,13 +221,13 @@ _COMMANDS = {
     ),
     'attend': Command(
         _attend,
-        'draws the attention of every layer and head over a text',
+        'draws the attention of every layer and head over texts, or images: files, or numbers of the test split',
         (
             _A_RUN,
             Flag('layer', 'N', 'draw this layer alone, from 1'),
             Flag('head', 'N', 'draw this head alone, from 1'),
         ),
-        words='TEXT',
+        words='TEXT|IMAGE',
     ),
     'count': Command(
         _count,
@@ -267,6 +267,8 @@ examples:
   attnlab translate --workdir=runs/grammar "The black cat sleeps."
   attnlab train --config=experiments/language/shakespeare_char.py --workdir=runs/shakespeare
   attnlab generate --workdir=runs/shakespeare --prompt="ROMEO:" --temperature=0.8
+  attnlab train --config=experiments/vision/digits.py --workdir=runs/digits
+  attnlab attend --workdir=runs/digits 0 1 2
   attnlab count --config=experiments/language/gpt3_175b.py
   attnlab aer --gold=gold.naacl --links=aligner.pharaoh"""
 

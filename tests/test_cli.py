@@ -285,8 +285,8 @@ def test_attend(calls):
 
 
 @pytest.mark.parametrize(('argv', 'message'), [
-    ([], 'attend expects a text in quotes, or several'),
-    (['A cat.', ' '], 'attend expects a text in quotes, or several'),
+    ([], 'attend expects a text in quotes, an image, or several'),
+    (['A cat.', ' '], 'attend expects a text in quotes, an image, or several'),
     (['A cat.', '--layer=last'], "--layer expects a whole number, got 'last'"),
     (['A cat.', '--head=1.5'], "--head expects a whole number, got '1.5'"),
     (['A cat.', '--heads=1'], "attend does not understand '--heads=1'; did you mean --head?"),

@@ -4,13 +4,12 @@ The definition that the tests compare ours with, and the other side of `attnlab 
 PyTorch, which is an optional extra.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from attnlab.bench import peers
-from attnlab.errors import RunError
 
 torch: Any = peers.torch()
 nn, F = torch.nn, torch.nn.functional
@@ -22,14 +21,15 @@ GELU = {'gelu': 'none', 'gelu_tanh': 'tanh'}  # what `Recipe.mlp` calls what `nn
 class Block(nn.Module):
     """Attention, then two layers with GELU between them, each behind a norm and added to what came in."""
 
-    def __init__(self, width: int, heads: int, mlp: str) -> None:
+    def __init__(self, width: int, heads: int, mlp: str, mlp_width: int | None = None, causal: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        F = mlp_width or 4 * width
+        self.heads, self.causal = heads, causal
         self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.act, self.down = nn.Linear(width, 4 * width), nn.GELU(GELU[mlp]), nn.Linear(4 * width, width)
+        self.up, self.act, self.down = nn.Linear(width, F), nn.GELU(GELU[mlp]), nn.Linear(F, width)
 
-    def forward(self, x: Tensor, cache: Tensor | None, at: int) -> Tensor:
+    def forward(self, x: Tensor, cache: Tensor | None = None, at: int = 0) -> Tensor:
         """x [B, T, D] of positions from `at` on; cache [2, B, N, context, H], keys and values of those before."""
         B, T, D = x.shape
         split = self.qkv(self.attention_norm(x)).view(B, T, 3, self.heads, D // self.heads)
@@ -37,7 +37,7 @@ class Block(nn.Module):
         if cache is not None:
             cache[0, :, :, at : at + T], cache[1, :, :, at : at + T] = key, value
             key, value = cache[:, :, :, : at + T]
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=T > 1)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal and T > 1)
         x = x + self.out(attended.transpose(1, 2).reshape(B, T, D))
         return x + self.down(self.act(self.up(self.mlp_norm(x))))
 
@@ -76,39 +76,7 @@ def loss(model: LanguageModel, inputs: Tensor, labels: Tensor) -> Tensor:
 def evaluate(model: LanguageModel, arrays: tuple[np.ndarray, ...]) -> float:
     """The loss on (inputs, labels)."""
     with torch.no_grad():
-        return loss(model, *_tensors(arrays)).item()
-
-
-def trainer(
-    model: LanguageModel, arrays: tuple[np.ndarray, ...], *, clip: float, rate: float, compiled: bool = False
-) -> Callable[[], float]:
-    """A function that trains `model` by one step on (inputs, labels) and returns the loss before it.
-
-    compiled: forward and backward by `torch.compile`, which needs a C++ compiler; raises RunError where it fails.
-    """
-    inputs, labels = _tensors(arrays)
-    graded = _compile(model, inputs, labels) if compiled else loss
-    adam = torch.optim.Adam(model.parameters(), lr=rate, fused=True)
-
-    def step() -> float:
-        value = graded(model, inputs, labels)
-        adam.zero_grad()
-        value.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
-        adam.step()
-        return value.item()
-
-    return step
-
-
-def _compile(model: LanguageModel, inputs: Tensor, labels: Tensor) -> Callable[..., Tensor]:
-    graded = torch.compile(loss)
-    try:
-        graded(model, inputs, labels).backward()  # compiles; gradients are all that it changes
-    except Exception as error:  # of the tracer, of the code generator, of the system's compiler: no common class
-        lines = str(error).strip().splitlines()
-        raise RunError(f'torch.compile failed: {lines[0] if lines else type(error).__name__}') from None
-    return graded
+        return loss(model, *tensors(arrays)).item()
 
 
 def generate(model: LanguageModel, prompt: np.ndarray, count: int) -> np.ndarray:
@@ -161,6 +129,7 @@ def _norm(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     return {f'{name}.weight': params['scale'], f'{name}.bias': params['bias']}
 
 
-def _tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor]:
+def tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor]:
+    """Arrays (inputs, labels) as tensors."""
     inputs, labels = (torch.from_numpy(np.ascontiguousarray(x)).long() for x in arrays)
     return inputs, labels

@@ -1,8 +1,11 @@
-"""The way to PyTorch, an optional extra."""
+"""The way to PyTorch, an optional extra, and a training step as its users write one."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from attnlab.errors import UserError
+from attnlab.errors import RunError, UserError
+
+CLIP, RATE = 1.0, 1e-3
 
 
 def torch() -> Any:
@@ -12,3 +15,36 @@ def torch() -> Any:
     except ImportError:
         raise UserError("PyTorch is not installed; pip install 'attnlab[peers]' installs it") from None
     return torch
+
+
+def trainer(
+    model: Any, loss: Callable[..., Any], batch: Sequence[Any], compiled: bool = False
+) -> Callable[[], float]:
+    """A function that trains `model` by one step of clipping and fused Adam on a batch of tensors, and returns
+    loss(model, *batch) before it.
+
+    compiled: forward and backward by `torch.compile`, which needs a C++ compiler; raises RunError where it fails.
+    """
+    framework = torch()
+    graded = _compile(model, loss, batch) if compiled else loss
+    adam = framework.optim.Adam(model.parameters(), lr=RATE, fused=True)
+
+    def step() -> float:
+        value = graded(model, *batch)
+        adam.zero_grad()
+        value.backward()
+        framework.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        adam.step()
+        return value.item()
+
+    return step
+
+
+def _compile(model: Any, loss: Callable[..., Any], batch: Sequence[Any]) -> Callable[..., Any]:
+    graded = torch().compile(loss)
+    try:
+        graded(model, *batch).backward()  # compiles; gradients are all that it changes
+    except Exception as error:  # of the tracer, of the code generator, of the system's compiler: no common class
+        lines = str(error).strip().splitlines()
+        raise RunError(f'torch.compile failed: {lines[0] if lines else type(error).__name__}') from None
+    return graded

@@ -7,18 +7,17 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
+from attnlab.bench import peers, steps
 from attnlab.bench.timing import hardware, interleave
 from attnlab.data.vocabulary import BOS, EOS
 from attnlab.errors import RunError
 from attnlab.kernels.losses import cross_entropy
 from attnlab.models.recurrent import RecurrentSeq2Seq
-from attnlab.train import loop, optimizer
 
 Attention = Literal['additive', 'dot', 'none']
 ATTENTIONS: tuple[Attention, ...] = ('additive', 'dot', 'none')
-SMOOTHING, CLIP, RATE = 0.1, 1.0, 1e-3
+SMOOTHING = 0.1
 PACKAGES = ('jax', 'flax', 'torch')
 
 
@@ -52,7 +51,7 @@ def measure(sizes: Sizes, rounds: int) -> None:
     print(f'PyTorch eager on {peer.torch.get_num_threads()} threads; {tokens} target tokens in {arrays[2].size} places')
     print(f'{"attention":<10}{"attnlab":>18}{"PyTorch":>25}{"ratio":>12}')
     for attention in ATTENTIONS:
-        functions = steps(sizes, attention, arrays)
+        functions = trainers(sizes, attention, arrays)
         times = {name: median(each) for name, each in interleave(functions, rounds).items()}
         cells = (f'{1e3 * seconds:8.1f} ms {tokens / seconds:8.0f} tok/s' for seconds in times.values())
         print(f'{attention:<10}', *cells, f'{times["PyTorch"] / times["attnlab"]:6.2f}')
@@ -72,7 +71,7 @@ def batch(sizes: Sizes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return source, inputs, labels
 
 
-def steps(sizes: Sizes, attention: Attention, arrays: tuple[np.ndarray, ...]) -> dict[str, Callable[[], float]]:
+def trainers(sizes: Sizes, attention: Attention, arrays: tuple[np.ndarray, ...]) -> dict[str, Callable[[], float]]:
     """The two training steps, by name; raises RunError if they are not the same computation."""
     from attnlab.bench import seq2seq_torch as peer
 
@@ -87,9 +86,10 @@ def steps(sizes: Sizes, attention: Attention, arrays: tuple[np.ndarray, ...]) ->
     params = jax.jit(model.init)(jax.random.key(0), *arrays[:2])['params']
     peer.load(other, params)
     check(model, params, other, arrays)
+    smoothed = lambda *args: peer.loss(*args, SMOOTHING)
     return {
         'attnlab': trainer(model, params, arrays),
-        'PyTorch': peer.trainer(other, arrays, smoothing=SMOOTHING, clip=CLIP, rate=RATE),
+        'PyTorch': peers.trainer(other, smoothed, peer.tensors(arrays)),
     }
 
 
@@ -107,22 +107,10 @@ def check(model: RecurrentSeq2Seq, params: Any, other: Any, arrays: tuple[np.nda
 
 def trainer(model: RecurrentSeq2Seq, params: Any, arrays: tuple[np.ndarray, ...]) -> Callable[[], float]:
     """A function that trains by one step of the loop on (source, inputs, labels) and returns the loss before it."""
-    optimize = optimizer.build(
-        ConfigDict(dict(name='adam', b2=0.999, learning_rate=RATE, clip=CLIP, weight_decay=0.0)), lambda step: RATE
-    )
 
     def loss(params: Any, batch: Any, rng: jax.Array) -> Any:
         source, inputs, labels = batch
         logits, _ = model.apply({'params': params}, source, inputs, False, rngs={'dropout': rng})
         return cross_entropy(logits, labels, SMOOTHING)
 
-    update = jax.jit(loop.make_update(loss, optimize, 0, 1), donate_argnums=0)
-    state = loop.State(jnp.int32(0), params, optimize.init(params))
-
-    def step() -> float:
-        nonlocal state
-        state, values = update(state, arrays)
-        jax.block_until_ready(state)
-        return float(values['loss'])
-
-    return step
+    return steps.trainer(loss, params, arrays)

@@ -126,7 +126,8 @@ def loss(model: Seq2Seq, source: Tensor, inputs: Tensor, labels: Tensor, smoothi
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=0, label_smoothing=smoothing)
 
 
-def _tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Arrays (source, inputs, labels) as tensors."""
     source, inputs, labels = (torch.from_numpy(x).long() for x in arrays)
     return source, inputs, labels
 
@@ -135,25 +136,9 @@ def evaluate(model: Seq2Seq, arrays: tuple[np.ndarray, ...], smoothing: float) -
     """The loss on (source, inputs, labels) without dropout."""
     model.eval()
     with torch.no_grad():
-        value = loss(model, *_tensors(arrays), smoothing)
+        value = loss(model, *tensors(arrays), smoothing)
     model.train()
     return value.item()
-
-
-def trainer(model: Seq2Seq, arrays: tuple[np.ndarray, ...], *, smoothing: float, clip: float, rate: float) -> Any:
-    """A function that trains `model` by one step on (source, inputs, labels) and returns the loss before it."""
-    source, inputs, labels = _tensors(arrays)
-    adam = torch.optim.Adam(model.parameters(), lr=rate)
-
-    def step() -> float:
-        value = loss(model, source, inputs, labels, smoothing)
-        adam.zero_grad()
-        value.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
-        adam.step()
-        return value.item()
-
-    return step
 
 
 def load(model: Seq2Seq, params: Mapping[str, Any]) -> None:

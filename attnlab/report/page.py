@@ -27,6 +27,7 @@ PICTURE_BYTES = 1_400_000  # of PNGs in one page: a third more as base64, which 
 
 SCORES = (  # key of scores-SPLIT.json, what the reader sees, format
     ('bleu', 'BLEU', '{:.1f}'),
+    ('bleu_words', 'BLEU of lower-cased words', '{:.1f}'),
     ('chrf', 'chrF', '{:.1f}'),
     ('exact_match', 'Exact match', '{:.1%}'),
     ('aer_emit', 'AER, weights at the emitting step', '{:.3f}'),
@@ -205,7 +206,8 @@ def _scores(runs: Mapping[str, Mapping]) -> list[str]:
     rows = [(label, *(_number(run['scores'].get(key), form) for run in runs.values()))
             for key, label, form in SCORES if any(_known(run, key) for run in runs.values())]
     signatures = dict.fromkeys(f'{name}: {run["scores"][key]}' for run in runs.values()
-                               for key, name in (('bleu_signature', 'BLEU'), ('chrf_signature', 'chrF'))
+                               for key, name in (('bleu_signature', 'BLEU'), ('bleu_words_signature', 'BLEU of words'),
+                                                 ('chrf_signature', 'chrF'))
                                if run['scores'].get(key))
     return [table(['', *(name or 'value' for name in runs)], rows), *(paragraph(s, quiet=True) for s in signatures)]
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from attnlab.bench import lm
+from attnlab.bench import lm, steps
 from attnlab.errors import RunError, UserError
 
 TINY = lm.Sizes(vocabulary=13, width=8, layers=2, heads=2, context=20, batch=3)
@@ -23,7 +23,7 @@ def test_labels_are_the_inputs_one_later():
 
 def test_a_step_trains_and_leaves_the_parameters_to_others():
     model, params, arrays = lm.start(TINY)
-    one, other = (lm.trainer(model, params, arrays) for _ in range(2))
+    one, other = (steps.trainer(lm.loss_of(model), params, arrays) for _ in range(2))
     losses = [one() for _ in range(4)]
     assert losses == sorted(losses, reverse=True) and losses[0] == pytest.approx(np.log(13), rel=0.05)
     assert other() == pytest.approx(losses[0], rel=1e-6)
@@ -50,7 +50,7 @@ def test_other_tokens_are_not_timed():
 def test_the_products_are_those_of_the_program():
     """Each as (batch, inner size, the two outer ones in either order), forward and backward."""
     model, params, arrays = lm.start(TINY)
-    loss = lambda params, arrays: lm._loss(model)(params, arrays, jax.random.key(0)).total
+    loss = lambda params, arrays: lm.loss_of(model)(params, arrays, jax.random.key(0)).total
     found = Counter()
     for equation in jax.make_jaxpr(jax.grad(loss))(params, arrays).eqns:
         assert equation.primitive.name != 'scan'
@@ -76,15 +76,14 @@ def multiplied(equation):
 
 def test_no_product_is_left_out_by_the_compiler():
     model, params, arrays = lm.start(TINY)
-    operands = [
-        [jax.numpy.ones(shape) for shape in (left, right, (*left[:-1], right[-1]))] for left, right in lm.products(TINY)
-    ]
-    program = jax.jit(lm._multiply).lower(operands).compile().as_text()
+    operands = steps.operands_of(lm.products(TINY))
+    program = jax.jit(steps.multiply).lower(operands).compile().as_text()
     assert program is not None and program.count(' dot(') == 3 * len(operands)
 
 
 def test_a_table_of_shares(capsys):
-    lm.profile(TINY, *lm.start(TINY), rounds=3, seconds=1.0)
+    model, params, arrays = lm.start(TINY)
+    steps.profile(lm.loss_of(model), params, arrays, lm.products(TINY), rounds=3, seconds=1.0)
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[-2:] == ['ms', 'share']
     names = ['whole step', 'optimizer', 'forward', 'forward and backward', 'products']
@@ -112,7 +111,7 @@ def test_a_table_of_all_sides(monkeypatch, capsys):
     lm.measure([TINY], rounds=2, seconds=1.0)
     machine, threads, _, sizes, head, *rows = capsys.readouterr().out.splitlines()
     assert 'torch' in machine and 'PyTorch on' in threads
-    assert 'vocabulary 13, width 8' in sizes and all(side in head for side in lm.SIDES)
+    assert 'vocabulary 13, width 8' in sizes and all(side in head for side in steps.SIDES)
     assert [row[:18].strip() for row in rows[:3]] == ['training', 'decoding, batch 1', 'decoding, batch 8']
     for row in rows[1:3]:
         ours, theirs, nothing, ratio, none = row[18:].replace(',', '').split()

@@ -40,7 +40,7 @@ def test_a_table_of_both_for_every_attention(capsys):
 def test_both_go_down_the_same_road(attention):
     losses = {
         name: [step() for _ in range(4)]
-        for name, step in seq2seq.steps(TINY._replace(dropout=0.0), attention, seq2seq.batch(TINY)).items()
+        for name, step in seq2seq.trainers(TINY._replace(dropout=0.0), attention, seq2seq.batch(TINY)).items()
     }
     np.testing.assert_allclose(losses['attnlab'], losses['PyTorch'], rtol=1e-5)
     assert losses['attnlab'][-1] < losses['attnlab'][0]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sacrebleu
 
 from attnlab import cli
 from attnlab import config as configs
@@ -17,7 +18,7 @@ from attnlab.data.text import normalise, tokenise
 from attnlab.data.vocabulary import BOS, EOS
 from attnlab.errors import UserError
 from attnlab.tasks import align, heatmap
-from attnlab.tasks.align import alignment, corpus, translator
+from attnlab.tasks.align import alignment, corpus, scores, translator
 from attnlab.train import metrics, run
 from tests.tasks.conftest import tiny_config
 
@@ -256,3 +257,14 @@ def test_multi30k_of_a_given_folder(shared):
     config = configs.load('experiments/align/multi30k_gru.py', [('data.folder', str(folder))])
     sizes = {split: len(corpus.read(config.data, split, 0).source) for split in corpus.splits(config.data)}
     assert sizes == {'train': 29_000, 'valid': 1_014, 'test': 1_000, 'test_2017': 1_000}
+
+
+def test_words_are_scored_in_lower_case_and_apart():
+    outputs = ["L'homme court vite dans la rue.", 'Deux chiens jouent dehors avec lui.']
+    references = ["l'homme marche vite dans la rue !", 'deux chiens jouent dehors avec elle.']
+    found = scores.text_scores(outputs, references, 'fr')
+    apart = [["l' homme court vite dans la rue .", 'deux chiens jouent dehors avec lui .'],
+             ["l' homme marche vite dans la rue !", 'deux chiens jouent dehors avec elle .']]  # fmt: skip
+    expected = sacrebleu.corpus_bleu(apart[0], [apart[1]], tokenize='none', force=True).score
+    assert found['bleu_words'] == pytest.approx(expected) != found['bleu']
+    assert 'tok:none' in found['bleu_words_signature'] and 'case:lc' in found['bleu_words_signature']

@@ -128,7 +128,7 @@ def evaluate(config: Any, workdir: Path, params: Params, split: str) -> dict[str
     outputs = [vocabularies[1].decode(translation.target) for translation in translations]
     source_language, target_language = corpus.languages(config.data)
     found: dict[str, Any] = {'split': split, 'sentences': len(outputs)}
-    found |= scores.text_scores(outputs, pairs.target)
+    found |= scores.text_scores(outputs, pairs.target, target_language)
     found |= {'loss': nll / count, 'perplexity': math.exp(nll / count)}
     if config.data.name == 'grammar':
         found['exact_match'] = scores.exact_match(outputs, pairs.target, target_language)

@@ -153,7 +153,7 @@ def chosen(config: Any, texts: Sequence[str]) -> list[np.ndarray]:
 
 
 def opened(path: str, shape: tuple[int, int, int]) -> np.ndarray:
-    """The middle of an image file, as large as its shorter side allows, brought to a shape (height, width, channels)."""
+    """The middle of an image file, as large as its sides allow, brought to a shape (height, width, channels)."""
     H, W, C = shape
     if C not in (1, 3):
         raise UserError(f'{path}: images of this run have {C} channels, and files of pictures 1 or 3')

@@ -1,0 +1,154 @@
+"""Training steps to be timed: one of ours on one batch, PyTorch's beside it, and where the time of ours goes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from attnlab.bench.peers import CLIP, RATE
+from attnlab.bench.timing import interleave
+from attnlab.errors import RunError
+from attnlab.kernels.losses import Sums
+from attnlab.train import loop, optimizer
+
+SIDES = ('attnlab', 'PyTorch eager', 'PyTorch compiled')
+
+Loss = Callable[[Any, Any, jax.Array], Sums]
+Shapes = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+"""Both sides of each matrix product."""
+
+
+def adam() -> optax.GradientTransformation:
+    """What every side trains with: clipping and Adam."""
+    config = dict(name='adam', learning_rate=RATE, b2=0.999, clip=CLIP, weight_decay=0.0)
+    return optimizer.build(ConfigDict(config), lambda step: RATE)
+
+
+def trainer(loss: Loss, params: Any, batch: Any) -> Callable[[], float]:
+    """A function that trains by one step of the loop on the batch and returns the loss before it."""
+    optimize = adam()
+    update = jax.jit(loop.make_update(loss, optimize, 0, 1), donate_argnums=0)
+    params = jax.tree.map(jnp.copy, params)  # what is donated is gone, and others start from the same
+    state = loop.State(jnp.int32(0), params, optimize.init(params))
+
+    def step() -> float:
+        nonlocal state
+        state, values = update(state, batch)
+        jax.block_until_ready(state)
+        return float(values['loss'])
+
+    return step
+
+
+def check(loss: Loss, params: Any, batch: Any, theirs: float) -> None:
+    """Raises RunError unless PyTorch has the same loss."""
+    sums = jax.jit(loss)(params, batch, jax.random.key(0))
+    ours = float(sums.total / sums.weight)
+    if not abs(ours - theirs) <= 1e-5 * abs(theirs):
+        raise RunError(f'the same weights and batch give the loss {ours:.6f} here and {theirs:.6f} in PyTorch')
+
+
+def sides(
+    ours: Callable[[], float], theirs: Callable[[bool], Callable[[], float]]
+) -> tuple[dict[str, Callable[[], float]], list[str]]:
+    """The training steps by side, and why one is missing; theirs: whether to compile -> a step."""
+    functions = {SIDES[0]: ours, SIDES[1]: theirs(False)}
+    try:
+        functions[SIDES[2]] = theirs(True)
+    except RunError as error:
+        return functions, [str(error)]
+    return functions, []
+
+
+def header(what: str) -> str:
+    """The first line of a table of `row`s."""
+    return ' '.join([f'{what:<18}', *(f'{side:>18}' for side in SIDES), f'{"ratios":>14}'])
+
+
+def row(work: str, things: int, times: Mapping[str, Sequence[float]]) -> str:
+    """Things a second of each side, and their times by ours."""
+    medians = {name: median(each) for name, each in times.items()}
+    rates = (f'{things / medians[side]:,.0f}' if side in medians else '-' for side in SIDES)
+    ratios = (f'{medians[side] / medians[SIDES[0]]:.2f}' if side in medians else '-' for side in SIDES[1:])
+    return ' '.join([f'{work:<18}', *(f'{rate:>18}' for rate in rates), *(f'{ratio:>7}' for ratio in ratios)])
+
+
+# Where our step's time goes
+
+
+def profile(loss: Loss, params: Any, batch: Any, products: Shapes, rounds: int, seconds: float) -> None:
+    """Prints parts of our training step, each compiled and timed on its own, and their shares of the whole.
+
+    The products are the matrix products of forward and backward and nothing else: what no step can be faster than
+    with the compiler's products.
+    """
+    functions = {'whole step': trainer(loss, params, batch), **parts(loss, params, batch, products)}
+    times = {name: median(each) for name, each in interleave(functions, rounds, seconds=seconds).items()}
+    whole, both = times['whole step'], times['forward and backward']
+    work = 3e-9 * sum(2 * prod(left) * right[-1] for left, right in products)
+    rows = {
+        **times,
+        'backward': both - times['forward'],
+        'on top of the products': both - times['products'],
+        'beside all parts': whole - both - times['optimizer'],
+    }
+    print(f'{"a step of attnlab":<24}{"ms":>10}{"share":>8}')
+    for name, took in rows.items():
+        print(f'{name:<24}{1e3 * took:10.1f}{took / whole:8.0%}' + f'{work / took:9.0f} GF/s' * (name == 'products'))
+
+
+def parts(loss: Loss, params: Any, batch: Any, products: Shapes) -> dict[str, Callable]:
+    """The optimizer's update, the loss, the loss with its gradient, and the products alone."""
+    rng = jax.random.key(0)
+
+    def mean(params: Any, batch: Any) -> jax.Array:
+        sums = loss(params, batch, rng)
+        return sums.total / sums.weight
+
+    forward, both, multiplied = jax.jit(mean), jax.jit(jax.value_and_grad(mean)), jax.jit(multiply)
+    operands = operands_of(products)
+    return {
+        'optimizer': _updater(params),
+        'forward': lambda: jax.block_until_ready(forward(params, batch)),
+        'forward and backward': lambda: jax.block_until_ready(both(params, batch)),
+        'products': lambda: jax.block_until_ready(multiplied(operands)),
+    }
+
+
+def operands_of(products: Shapes) -> list[list[jax.Array]]:
+    """Both sides of each product, and the slope of its result."""
+    return [[jnp.ones(shape) for shape in (left, right, (*left[:-1], right[-1]))] for left, right in products]
+
+
+def multiply(operands: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
+    """A number of each product's result and gradients: all of them are computed, none is kept."""
+    found = []
+    for left, right, slope in operands:
+        result, pull = jax.vjp(jnp.matmul, left, right)
+        found += [x[(0,) * x.ndim] for x in (result, *pull(slope))]
+    return found
+
+
+def _updater(params: Any) -> Callable[[], Any]:
+    """A function that clips and applies a gradient, as a training step does."""
+    optimize = adam()
+    grads = jax.tree.map(lambda x: jnp.full_like(x, 1e-3), params)
+    state = jax.tree.map(jnp.copy, (params, optimize.init(params)))
+
+    def update(state: Any, grads: Any) -> Any:
+        params, memory = state
+        updates, memory = optimize.update(grads, memory, params)
+        return optax.apply_updates(params, updates), memory
+
+    update = jax.jit(update, donate_argnums=0)
+
+    def step() -> None:
+        nonlocal state
+        state = jax.block_until_ready(update(state, grads))
+
+    return step

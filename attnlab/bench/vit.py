@@ -1,0 +1,112 @@
+"""A training step of the Vision Transformer beside the same step in PyTorch, and where the time goes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from attnlab.bench import peers, steps
+from attnlab.bench.timing import hardware, interleave
+from attnlab.kernels.losses import Sums, cross_entropy
+from attnlab.layers.block import Recipe
+from attnlab.models.vision import VisionTransformer
+
+PACKAGES = ('jax', 'flax', 'torch')
+
+
+class Sizes(NamedTuple):
+    """Images of `side` x `side` in patches of `patch` x `patch`, D, L, N, F, classes and B.
+
+    By default a model for CIFAR that a laptop trains.
+    """
+
+    side: int = 32
+    patch: int = 4
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    mlp_width: int = 256
+    classes: int = 10
+    batch: int = 128
+
+
+LARGER = Sizes(width=256, layers=6, mlp_width=1024, batch=64)
+
+
+def main() -> None:
+    """Prints images a second of each side, ratios, and shares of our training step, for a small and a larger model."""
+    measure((Sizes(), LARGER), rounds=9, seconds=20.0)
+
+
+def measure(models: Sequence[Sizes], rounds: int, seconds: float) -> None:
+    """One table a model: medians of interleaved rounds, none begun after `seconds` a row; then `steps.profile`.
+
+    A step is forward, backward, clipping and Adam on one batch of images that lie in memory.  All sides start from the
+    same weights, and must agree on the loss there before they are timed.  The machine has to be quiet.
+    """
+    from attnlab.bench import vit_torch as peer
+
+    print(hardware(PACKAGES))
+    print(f'PyTorch on {peer.torch.get_num_threads()} threads, its Adam fused; a ratio is its time by that of attnlab')
+    for sizes in models:
+        model, params, arrays = start(sizes)
+        print('\n' + ', '.join(f'{name} {value}' for name, value in sizes._asdict().items()))
+        print(steps.header('images a second'))
+        functions, missing = trainers(sizes, model, params, arrays)
+        print(steps.row('training', sizes.batch, interleave(functions, rounds, seconds=seconds)), flush=True)
+        for reason in missing:
+            print(f'-: {reason}')
+        steps.profile(loss_of(model), params, arrays, products(sizes), rounds, seconds)
+
+
+def start(sizes: Sizes) -> tuple[VisionTransformer, Any, tuple[np.ndarray, np.ndarray]]:
+    """A model, its parameters, and a batch of noise [B, side, side, 3] float32 with labels [B] int32."""
+    recipe = Recipe(heads=sizes.heads, mlp='gelu', mlp_width=sizes.mlp_width)
+    both = sizes.side, sizes.side
+    model = VisionTransformer(
+        sizes.classes, both, (sizes.patch, sizes.patch), sizes.width, sizes.layers, recipe
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    images = random.normal(size=(sizes.batch, *both, 3)).astype(np.float32)
+    labels = random.integers(0, sizes.classes, sizes.batch).astype(np.int32)
+    params = jax.jit(model.init)(jax.random.key(0), images)['params']
+    return model, params, (images, labels)
+
+
+def trainers(
+    sizes: Sizes, model: VisionTransformer, params: Any, arrays: tuple[np.ndarray, ...]
+) -> tuple[dict[str, Callable[[], float]], list[str]]:
+    """The training steps by side, and why one is missing; raises RunError if they are not the same computation."""
+    from attnlab.bench import vit_torch as peer
+
+    def other() -> Any:
+        made = peer.VisionTransformer(
+            sizes.side, sizes.patch, sizes.width, sizes.layers, sizes.heads, sizes.mlp_width, sizes.classes
+        )
+        peer.load(made, params)
+        return made
+
+    steps.check(loss_of(model), params, arrays, peer.evaluate(other(), arrays))
+    theirs = lambda compiled: peers.trainer(other(), peer.loss, peer.tensors(arrays), compiled)
+    return steps.sides(steps.trainer(loss_of(model), params, arrays), theirs)
+
+
+def loss_of(model: VisionTransformer) -> steps.Loss:
+    """The mean over a batch (images, labels)."""
+
+    def loss(params: Any, batch: Any, rng: jax.Array) -> Sums:
+        images, labels = batch
+        return cross_entropy(model.apply({'params': params}, images)[0], labels, padding=-1)
+
+    return loss
+
+
+def products(sizes: Sizes) -> steps.Shapes:
+    """Shapes of both sides of each matrix product of the forward pass."""
+    B, D, N, F = sizes.batch, sizes.width, sizes.heads, sizes.mlp_width
+    T = (sizes.side // sizes.patch) ** 2
+    tokens, head = B * T, (B, N, T, D // N)
+    attention = [*[((tokens, D), (D, D))] * 4, (head, (B, N, D // N, T)), ((B, N, T, T), head)]
+    blocks = [*attention, ((tokens, D), (D, F)), ((tokens, F), (F, D))] * sizes.layers
+    return [((tokens, 3 * sizes.patch**2), (3 * sizes.patch**2, D)), *blocks, ((B, D), (D, sizes.classes))]

@@ -1,0 +1,59 @@
+"""The bench of the Vision Transformer, at sizes that take no time."""
+
+from collections import Counter
+from math import prod
+
+import jax
+import numpy as np
+import pytest
+
+from attnlab.bench import steps, vit
+from attnlab.errors import RunError
+from tests.bench.test_lm import multiplied
+
+TINY = vit.Sizes(side=8, width=8, layers=2, heads=2, mlp_width=12, classes=3, batch=5)
+
+
+def test_the_products_are_those_of_the_program():
+    """Each as (batch, inner size, the two outer ones in either order); images have no gradient."""
+    model, params, arrays = vit.start(TINY)
+    loss = lambda params, arrays: vit.loss_of(model)(params, arrays, jax.random.key(0)).total
+    found = Counter()
+    for equation in jax.make_jaxpr(jax.grad(loss))(params, arrays).eqns:
+        found.update(multiplied(equation))
+    expected = Counter()
+    for number, (left, right) in enumerate(vit.products(TINY)):
+        batch, M, K, N = prod(left[:-2]), *left[-2:], right[-1]
+        backward = [(batch, M, *sorted((K, N)))] + [(batch, N, *sorted((M, K)))] * (number > 0)
+        expected.update([(batch, K, *sorted((M, N))), *backward])
+    assert found == expected
+
+
+@pytest.mark.peers
+def test_a_table_of_all_sides(monkeypatch, capsys):
+    from attnlab.bench import vit_torch as peer
+
+    monkeypatch.setattr(peer.torch, 'compile', lambda function: function)  # a minute, where nothing is cached
+    vit.measure([TINY], rounds=2, seconds=1.0)
+    machine, threads, _, sizes, head, row, *profile = capsys.readouterr().out.splitlines()
+    assert 'torch' in machine and 'PyTorch on' in threads and 'side 8, patch 4, width 8' in sizes
+    assert all(side in head for side in steps.SIDES) and row.startswith('training')
+    assert profile[0].startswith('a step of attnlab') and profile[1].split()[-1] == '100%'
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')  # of PyTorch's own making, while it compiles
+def test_all_go_down_the_same_road():
+    functions, missing = vit.trainers(TINY, *vit.start(TINY))
+    assert len(functions) + len(missing) == 3
+    ours, *others = ([step() for _ in range(4)] for step in functions.values())
+    assert ours == sorted(ours, reverse=True)
+    for theirs in others:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+@pytest.mark.peers
+def test_it_is_not_timed_unless_both_compute_the_same():
+    model, params, arrays = vit.start(TINY)
+    with pytest.raises(RunError, match='the same weights and batch give the loss'):
+        steps.check(vit.loss_of(model), params, arrays, 1.0)

@@ -1,0 +1,37 @@
+"""Our Vision Transformer against the same one in PyTorch, number by number."""
+
+import jax
+import numpy as np
+import pytest
+
+from attnlab.bench import vit
+
+pytestmark = pytest.mark.peers
+
+
+def test_logits_and_every_gradient():
+    from attnlab.bench import vit_torch as peer
+
+    sizes = vit.Sizes(side=8, width=16, layers=2, heads=2, mlp_width=24, classes=5, batch=3)
+    model, params, (images, labels) = vit.start(sizes)
+    random = np.random.default_rng(3)
+    params = jax.tree.map(lambda x: np.asarray(x + 0.3 * random.normal(size=x.shape), np.float32), params)
+    other = peer.VisionTransformer(8, 4, 16, 2, 2, 24, 5)
+    peer.load(other, params)
+    pixels, targets = peer.tensors((images, labels))
+    logits = model.apply({'params': jax.tree.map(jax.numpy.asarray, params)}, images)[0]
+    np.testing.assert_allclose(logits, other(pixels).detach().numpy(), atol=2e-5)
+
+    def mean(params):
+        sums = vit.loss_of(model)(params, (images, labels), jax.random.key(0))
+        return sums.total / sums.weight
+
+    loss, gradient = jax.value_and_grad(mean)(jax.tree.map(jax.numpy.asarray, params))
+    theirs = peer.loss(other, pixels, targets)
+    theirs.backward()
+    assert float(loss) == pytest.approx(theirs.item(), rel=1e-5)
+    expected = {name: x.grad.numpy() for name, x in other.named_parameters()}
+    found = peer.state_dict(gradient)
+    assert found.keys() == expected.keys()
+    for name, x in found.items():
+        np.testing.assert_allclose(x, expected[name], atol=2e-5 * max(1.0, np.abs(expected[name]).max()), err_msg=name)
