@@ -419,3 +419,22 @@ def test_a_process_of_its_own_exits_with_2():
     assert (done.returncode, done.stdout) == (2, '')
     assert done.stderr == "attnlab: config.lr expects a finite float, got 'nan'\n"
     assert [path for path in tree() if '__pycache__' not in path] == before
+
+
+def test_what_computes_starts_once_more_with_large_pages(tmp_path):
+    """Of a process: one start where its user has wishes, or nothing is computed; the exit code is the last one's."""
+    program = (
+        'import os, sys; sys.argv = ["attnlab", *sys.argv[1:]]; from attnlab import cli; '
+        'print(os.environ.get("GLIBC_TUNABLES"), flush=True); sys.exit(cli.main())'
+    )
+    clean = {name: value for name, value in os.environ.items() if name != 'GLIBC_TUNABLES'}
+
+    def starts(*words, **more):
+        command = [sys.executable, '-c', program, *words]
+        done = subprocess.run(command, env=clean | more, capture_output=True, text=True, input='')
+        return done.returncode, done.stdout.split()
+
+    again = ['glibc.malloc.hugetlb=1'] if sys.platform == 'linux' else []
+    assert starts('eval', '--workdir=nowhere') == (2, ['None', *again])
+    assert starts('eval', '--workdir=nowhere', GLIBC_TUNABLES='glibc.malloc.check=0') == (2, ['glibc.malloc.check=0'])
+    assert starts('aer') == (2, ['None'])

@@ -86,7 +86,7 @@ def trainers(sizes: Sizes, attention: Attention, arrays: tuple[np.ndarray, ...])
     params = jax.jit(model.init)(jax.random.key(0), *arrays[:2])['params']
     peer.load(other, params)
     check(model, params, other, arrays)
-    smoothed = lambda *args: peer.loss(*args, SMOOTHING)
+    smoothed = lambda model, source, inputs, labels: peer.loss(model, source, inputs, labels, SMOOTHING)
     return {
         'attnlab': trainer(model, params, arrays),
         'PyTorch': peers.trainer(other, smoothed, peer.tensors(arrays)),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
-from attnlab.kernels.patches import grid_of, patchify
+from attnlab.kernels.patches import grid_of, halved, patchify
 from attnlab.kernels.rotary import rotary_2d
 
 Form = Literal['product', 'convolution']
@@ -69,7 +69,7 @@ class ConvolutionalTokens(nn.Module):
                 features, (3, 3), padding=1, use_bias=False, dtype=self.dtype,
                 kernel_init=nn.initializers.kaiming_normal(), name=f'convolution_{layer}',
             )(x)  # fmt: skip
-            x = nn.max_pool(nn.relu(x), (3, 3), (2, 2), ((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
+            x = halved(nn.relu(x))  # the other way round is the same, and its gradient slower on a CPU
         return x.reshape(len(x), -1, self.features)
 
 

@@ -15,7 +15,7 @@ import optax
 from attnlab.errors import RunError, UserError
 from attnlab.kernels.losses import Sums
 from attnlab.tasks.task import Batch, Params, Task
-from attnlab.train import checkpoint, metrics, optimizer
+from attnlab.train import checkpoint, devices, metrics, optimizer
 from attnlab.train.ahead import ahead
 from attnlab.train.clock import Clock
 from attnlab.train.durations import steps
@@ -84,6 +84,7 @@ def make_update(
     seed: int,
     accumulate: int,
     ema: float = 0.0,
+    placed: Callable[[Batch], Batch] = lambda parts: parts,
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
     """The pure training step: (state, batch) -> (state, values).
 
@@ -91,6 +92,7 @@ def make_update(
     cut into, so that a token counts the same in a short and in a long one.  Noise comes from (seed, step) alone.
     ema: where the state has an average, the part of it that stays; less in the first steps, (1 + i) / (10 + i) at most
     in step i, so that it does not start from where the parameters started.
+    placed: of micro-batches [accumulate, B / accumulate, ...], says which device has which rows.
     """
 
     def total(params: Params, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Sums]:
@@ -99,7 +101,7 @@ def make_update(
 
     def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step), accumulate)
-        parts = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
+        parts = placed(jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch))
 
         def one(carry: Any, part: Any) -> tuple[Any, None]:
             (_, sums), grads = jax.value_and_grad(total, has_aux=True)(state.params, *part)
@@ -147,17 +149,27 @@ def train(config: Any, task: Task, workdir: Path, params: Params | None = None) 
     Raises RunError when the loss is no longer finite, naming the step.
     """
     durations, rate, optimize = recipe(config, task.examples)
+    mesh = data_mesh(config)
     with checkpoint.manager(workdir) as manager:
         ema = config.train.get('ema', 0.0)
         state, progress = _restore_or_start(manager, partial(initial, task, optimize, config.seed, ema, params))
         start = int(state.step)
         with metrics.writer(workdir, start) as write, bar(durations.total, start) as advance:
-            update = jax.jit(
-                make_update(task.loss, optimize, config.seed, config.train.accumulate, ema), donate_argnums=0
-            )
+            update = make_update(
+                task.loss, optimize, config.seed, config.train.accumulate, ema,
+                lambda parts: jax.lax.with_sharding_constraint(parts, devices.rows(mesh, 1)),
+            )  # fmt: skip
+            update = jax.jit(update, donate_argnums=0, out_shardings=devices.everywhere(mesh))
+            batch = lambda step: jax.device_put(task.batch(step), devices.rows(mesh))
             run = partial(_run, task=task, durations=durations, rate=rate, manager=manager, write=write)
-            with closing(ahead(task.batch, start, durations.total)) as batches:
+            with closing(ahead(batch, start, durations.total)) as batches:
+                state = jax.device_put(state, devices.everywhere(mesh))
                 return run(state, progress, batches=batches, update=update, advance=advance)
+
+
+def data_mesh(config: Any) -> Any:
+    """The devices that a config's batches are divided among; raises UserError where they cannot be."""
+    return devices.data_mesh(config.train.get('devices', 0), config.train.batch_size // config.train.accumulate)
 
 
 def _restore_or_start(manager: Any, start: Callable[[], State]) -> tuple[State, checkpoint.Progress]:
@@ -230,14 +242,15 @@ def _run(
             settle()
             with clock.spend('pause'):
                 if evaluating:
-                    scores = task.evaluate(state.used)
+                    scores = task.evaluate(devices.local(state.used))
                     write(step, 'valid', scores)
                     if progress.best is None or sign * scores[name] > sign * progress.best:
                         progress = checkpoint.Progress(scores[name], step, 0)
                     else:
                         progress = progress._replace(waited=progress.waited + 1)
                     stopped = bool(durations.patience) and progress.waited >= durations.patience
-                checkpoint.save(manager, checkpoint.Saved(step, *_stored(state), progress))
+                params, memory = devices.local(_stored(state))
+                checkpoint.save(manager, checkpoint.Saved(step, params, memory, progress))
     settle()
     if stopped:
         logging.info('stopped at step %d: no better %s in %d evaluations', step, name, progress.waited)

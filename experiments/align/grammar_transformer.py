@@ -55,6 +55,7 @@ def get_config(arg: str = '') -> ConfigDict:
     config.train = dict(
         batch_size=64,
         accumulate=1,
+        devices=0,  # that share each batch; 0: all of this machine that divide it
         duration='4 epochs',
         log_every='50 steps',
         eval_every='1 epoch',

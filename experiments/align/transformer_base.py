@@ -59,6 +59,7 @@ def get_config(arg: str = '') -> ConfigDict:
     config.train = dict(
         batch_size=800,  # about 25,000 tokens of each language
         accumulate=1,
+        devices=0,  # that share each batch; 0: all of this machine that divide it
         duration='100000 steps',
         log_every='100 steps',
         eval_every='5000 steps',

@@ -47,6 +47,7 @@ def get_config(arg: str = '') -> ConfigDict:
     config.train = dict(
         batch_size=480,
         accumulate=40,
+        devices=0,  # that share each batch; 0: all of this machine that divide it
         duration='600000 steps',
         log_every='10 steps',
         eval_every='1000 steps',

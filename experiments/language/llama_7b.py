@@ -52,6 +52,7 @@ def get_config(arg: str = '') -> ConfigDict:
     config.train = dict(
         batch_size=2048,
         accumulate=2048,
+        devices=0,  # that share each batch; 0: all of this machine that divide it
         duration='250000 steps',
         log_every='10 steps',
         eval_every='1000 steps',

@@ -53,6 +53,7 @@ def get_config(arg: str = '') -> ConfigDict:
     config.train = dict(
         batch_size=64,
         accumulate=1,
+        devices=0,  # that share each batch; 0: all of this machine that divide it
         duration='12 epochs',
         log_every='50 steps',
         eval_every='2 epochs',

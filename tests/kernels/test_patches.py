@@ -1,10 +1,12 @@
 """Patches of images: their order, the way back, and positions seen on another grid."""
 
+import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.kernels.patches import grid_of, patchify, resized_grid, unpatchify
+from attnlab.kernels.patches import grid_of, halved, patchify, resized_grid, unpatchify
 
 
 def test_tokens_go_row_by_row_and_so_do_their_pixels():
@@ -57,3 +59,14 @@ def test_positions_on_another_grid():
     np.testing.assert_array_equal(resized_grid(table, (4, 6), (4, 6), prefix=1), table)
     with pytest.raises(ValueError, match='a table of 25 positions; expected 0 and a grid of 4 x 6'):
         resized_grid(table, (4, 6), (8, 12))
+
+
+@pytest.mark.parametrize('shape', [(8, 6), (7, 5), (1, 2), (3, 1)])
+def test_halved_is_the_maximum_pooling_of_flax(shape):
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape, 3)), jnp.float32)
+    pool = lambda x: nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+    np.testing.assert_array_equal(halved(images), pool(images))
+    slopes = [jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(images) for f in (halved, pool)]
+    np.testing.assert_allclose(*slopes, atol=1e-6)
+    low = halved(images.astype(jnp.bfloat16) - 100)
+    assert low.dtype == jnp.bfloat16 and float(low.max()) < -90  # padding never wins

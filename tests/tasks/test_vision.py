@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnlab import cli, tasks
+from attnlab import cli
 from attnlab import config as configs
 from attnlab.errors import UserError
 from attnlab.report import page
@@ -22,7 +22,7 @@ TINY = {
     'data.train_examples': '90', 'data.test_examples': '30', 'model.layers': '1', 'model.width': '16',
     'model.heads': '2', 'model.mlp_width': '16', 'train.batch_size': '16', 'train.duration': '8 steps',
     'train.eval_every': '4 steps', 'train.save_every': '3 steps', 'train.log_every': '1 steps',
-    'optimizer.warmup': '2 steps',
+    'train.devices': '1', 'optimizer.warmup': '2 steps',
 }  # fmt: skip
 
 
@@ -262,19 +262,6 @@ def test_a_mistake_is_one_line_and_nothing_is_written(override, message, tmp_pat
     error = capsys.readouterr().err
     assert message in error and error.count('\n') == 1
     assert not (tmp_path / 'run').exists()
-
-
-PUBLISHED = {
-    'Ti/16': 5_717_416, 'S/16': 22_050_664, 'B/16': 86_567_656, 'L/16': 304_326_632, 'H/14': 632_045_800
-}  # fmt: skip
-
-
-@pytest.mark.parametrize('size', PUBLISHED)
-def test_published_models_have_as_many_parameters_as_published(size):
-    path = 'experiments/vision/imagenet_b16.py'
-    config = configs.load(f'{path}:{size}')
-    assert count.tree_size(tasks.module(config).outline(config, None, False).params) == PUBLISHED[size]
-    assert f'{PUBLISHED[size]:,}' in Path(path).read_text()
 
 
 def test_the_plain_transformer_has_as_many_parameters_as_the_compact_one():

@@ -13,6 +13,7 @@ from attnlab.train.cost import saved_bytes, tree_size
 from tests.tasks.conftest import LINES
 
 LANGUAGE, ALIGN = 'experiments/language', 'experiments/align'
+VISION = 'experiments/vision/imagenet_b16.py'
 SHAKESPEARE, GPT3 = f'{LANGUAGE}/shakespeare_char.py', f'{LANGUAGE}/gpt3_175b.py'
 PUBLISHED = {
     f'{LANGUAGE}/gpt2_small.py': 124_439_808,  # the weights of Radford et al. 2019
@@ -23,6 +24,11 @@ PUBLISHED = {
     f'{ALIGN}/transformer_big.py': 214_245_376,  # 213 million there
     f'{ALIGN}/rnnsearch.py': 80_401_000,  # by the equations in appendix A of Bahdanau et al. 2015
     f'{ALIGN}/rnnsearch.py:fixed': 68_540_000,
+    VISION: 86_567_656,  # ViT-B/16; this and the others by the sizes in the papers, with a class token
+    f'{VISION}:Ti/16': 5_717_416,
+    f'{VISION}:S/16': 22_050_664,
+    f'{VISION}:L/16': 304_326_632,
+    f'{VISION}:H/14': 632_045_800,
 }
 
 

@@ -30,8 +30,9 @@ def text_scores(outputs: Sequence[str], references: Sequence[str], language: str
     words = lambda texts: [' '.join(map(bare, tokenise(normalise(text, language)))) for text in texts]
     texts, apart = (outputs, references), (words(outputs), words(references))
     scores: dict[str, Any] = {}
+    by_words = BLEU(lowercase=True, tokenize='none', force=True)  # force: yes, tokenised
     for name, metric, (found, expected) in (
-        ('bleu', BLEU(), texts), ('chrf', CHRF(), texts), ('bleu_words', BLEU(lowercase=True, tokenize='none', force=True), apart)
+        ('bleu', BLEU(), texts), ('chrf', CHRF(), texts), ('bleu_words', by_words, apart)
     ):  # fmt: skip
         scores[name] = metric.corpus_score(list(found), [list(expected)]).score
         scores[f'{name}_signature'] = str(metric.get_signature())
