@@ -1,5 +1,5 @@
 """The commands: flags in, exit code out.  0 is success, 1 a run that cannot go on and 2 a
-user's mistake, each told in one line, 130 an interrupt.
+user's mistake, each told in one line; 130 and 143 an interrupt (SIGINT) and SIGTERM, after which a training has saved.
 
 Nothing heavy is imported here: a command imports what it runs once its command line is understood.
 """
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnlab.errors import RunError, UserError
+from attnlab.errors import RunError, Stopped, UserError
 from attnlab.flags import Command, Flag, nearest, number, parse
 
 
@@ -25,6 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunError as error:
         print('attnlab:', error, file=sys.stderr)
         return 1
+    except Stopped as wish:
+        print('attnlab:', wish, file=sys.stderr)
+        return wish.code
     except KeyboardInterrupt:
         print('attnlab: interrupted', file=sys.stderr)
         return 130

@@ -1,4 +1,6 @@
-"""The one exception that stands for a user's mistake."""
+"""The exceptions that the command line tells in one line, each with an exit code of its own."""
+
+import signal
 
 
 class UserError(ValueError):
@@ -7,3 +9,11 @@ class UserError(ValueError):
 
 class RunError(RuntimeError):
     """A run that cannot go on, such as one whose loss is no longer finite; printed in one line, exit code 1."""
+
+
+class Stopped(Exception):
+    """A run that was asked to stop by a signal, and has saved where it stands; exit code 128 + the signal's number."""
+
+    def __init__(self, number: int, step: int) -> None:
+        super().__init__(f'{signal.Signals(number).name}: saved at step {step}; the same command goes on from there')
+        self.code = 128 + number

@@ -14,7 +14,7 @@ import pytest
 
 import attnlab
 from attnlab import cli
-from attnlab.errors import UserError
+from attnlab.errors import Stopped, UserError
 
 SCORES = {'bleu': 12.5, 'bleu_signature': 'nrefs:1', 'sentences': 7, 'parameters': 1234, 'step': 9}
 EXPERIMENT = """
@@ -70,9 +70,8 @@ def calls(monkeypatch):
     stub('attnlab.train.count', count=('4 tokens', []), table='the table')
     stub('attnlab.data.alignments', aer=Scores(0.125, 0.5, 1.0))
     stub('attnlab.bench', __path__=[])
-    stub('attnlab.bench.seq2seq', main=None)
-    stub('attnlab.bench.attention', main=None)
-    stub('attnlab.bench.lm', main=None)
+    for name in cli._BENCHES:
+        stub(f'attnlab.bench.{name}', main=None)
     return found
 
 
@@ -340,7 +339,7 @@ def test_aer_refuses(capsys):
 def test_bench(calls, capsys):
     assert cli.main(['bench', 'seq2seq']) == 0
     assert cli.main(['bench']) == 0
-    assert calls == [('main', (), {})] * 4
+    assert calls == [('main', (), {})] * (1 + len(cli._BENCHES))
     assert refused(capsys, 'bench', 'seq2sec') == "there is no bench 'seq2sec'; did you mean seq2seq?"
     assert 'bench takes one of seq2seq' in refused(capsys, 'bench', 'seq2seq', 'seq2seq')
 
@@ -355,6 +354,7 @@ def test_a_command_is_needed(capsys):
 @pytest.mark.parametrize(('raised', 'code', 'line'), [
     (UserError('a\nb'), 2, 'attnlab: a b\n'),
     (KeyboardInterrupt(), 130, 'attnlab: interrupted\n'),
+    (Stopped(15, 7), 143, 'attnlab: SIGTERM: saved at step 7; the same command goes on from there\n'),
 ])  # fmt: skip
 def test_exit_codes(monkeypatch, capsys, raised, code, line):
     def stop(*args, **kw):

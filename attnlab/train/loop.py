@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from attnlab.errors import RunError, UserError
+from attnlab.errors import RunError, Stopped, UserError
 from attnlab.kernels.losses import Sums
 from attnlab.tasks.task import Batch, Params, Task
 from attnlab.train import checkpoint, devices, metrics, optimizer
@@ -20,6 +20,7 @@ from attnlab.train.ahead import ahead
 from attnlab.train.clock import Clock
 from attnlab.train.durations import steps
 from attnlab.train.progress import bar
+from attnlab.train.signals import wishes
 
 
 class State(NamedTuple):
@@ -146,7 +147,8 @@ def train(config: Any, task: Task, workdir: Path, params: Params | None = None) 
 
     params: where a run without a checkpoint starts from; the task's own start if None.
 
-    Raises RunError when the loss is no longer finite, naming the step.
+    Raises RunError when the loss is no longer finite, naming the step, and Stopped, after a save, when SIGTERM or
+    SIGINT asks it to stop.
     """
     durations, rate, optimize = recipe(config, task.examples)
     mesh = data_mesh(config)
@@ -162,9 +164,9 @@ def train(config: Any, task: Task, workdir: Path, params: Params | None = None) 
             update = jax.jit(update, donate_argnums=0, out_shardings=devices.everywhere(mesh))
             batch = lambda step: jax.device_put(task.batch(step), devices.rows(mesh))
             run = partial(_run, task=task, durations=durations, rate=rate, manager=manager, write=write)
-            with closing(ahead(batch, start, durations.total)) as batches:
+            with closing(ahead(batch, start, durations.total)) as batches, wishes() as stop:
                 state = jax.device_put(state, devices.everywhere(mesh))
-                return run(state, progress, batches=batches, update=update, advance=advance)
+                return run(state, progress, batches=batches, update=update, advance=advance, stop=stop)
 
 
 def data_mesh(config: Any) -> Any:
@@ -202,6 +204,7 @@ def _run(
     batches: Iterator[Batch],
     update: Callable[[State, Batch], tuple[State, dict[str, jax.Array]]],
     advance: Callable[[int, dict[str, float]], None],
+    stop: Callable[[], int | None],
 ) -> dict[str, float]:
     name, direction = task.best
     sign = 1.0 if direction == 'max' else -1.0
@@ -238,7 +241,7 @@ def _run(
         settle()
         last = step, values
         evaluating = step % durations.evaluate == 0 or step == durations.total
-        if evaluating or step % durations.save == 0:
+        if evaluating or step % durations.save == 0 or stop():
             settle()
             with clock.spend('pause'):
                 if evaluating:
@@ -251,6 +254,8 @@ def _run(
                     stopped = bool(durations.patience) and progress.waited >= durations.patience
                 params, memory = devices.local(_stored(state))
                 checkpoint.save(manager, checkpoint.Saved(step, params, memory, progress))
+            if (wish := stop()) and step < durations.total:
+                raise Stopped(wish, step)
     settle()
     if stopped:
         logging.info('stopped at step %d: no better %s in %d evaluations', step, name, progress.waited)

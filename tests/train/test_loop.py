@@ -1,6 +1,7 @@
 """The loop with a task of its own: a line through noisy points, seen a few at a time."""
 
 import functools
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from attnlab.errors import RunError, UserError
+from attnlab.errors import RunError, Stopped, UserError
 from attnlab.kernels.losses import Sums
 from attnlab.tasks.task import Task
 from attnlab.train import checkpoint, loop, metrics, optimizer
@@ -139,6 +140,36 @@ def test_a_run_starts_from_what_it_is_given_and_goes_on_from_its_own(tmp_path):
     first = records(tmp_path, 'train')[0]['loss']
     loop.train(config(duration='2 steps', schedule='constant'), make_task(), tmp_path, {'w': 100 + given['w']})
     assert first < 0.1 and records(tmp_path, 'train')[1]['loss'] < 0.1
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops_and_nothing_is_lost(tmp_path, number):
+    whole, broken, plain = tmp_path / 'whole', tmp_path / 'broken', make_task()
+    loop.train(config(), plain, whole)
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+    def asking(params):
+        signal.raise_signal(number)  # in the middle of the evaluation at step 5
+        return plain.evaluate(params)
+
+    with pytest.raises(Stopped, match=f'{number.name}: saved at step 5; the same command goes on') as stopped:
+        loop.train(config(), make_task(evaluate=asking), broken)
+    assert stopped.value.code == 128 + number
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+    with checkpoint.manager(broken, read_only=True) as manager:
+        assert manager.latest_step() == 5
+    loop.train(config(), plain, broken)
+    same_runs(whole, broken)
+
+
+def test_a_second_signal_does_not_wait(tmp_path):
+    def insisting(params):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError('still here')
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(config(), make_task(evaluate=insisting), tmp_path)
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):
