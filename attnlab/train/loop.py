@@ -85,7 +85,8 @@ def make_update(
     seed: int,
     accumulate: int,
     ema: float = 0.0,
-    placed: Callable[[Batch], Batch] = lambda parts: parts,
+    constrain: Callable[[Batch], Batch] = lambda parts: parts,
+    axis: str | None = None,
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
     """The pure training step: (state, batch) -> (state, values).
 
@@ -93,7 +94,7 @@ def make_update(
     cut into, so that a token counts the same in a short and in a long one.  Noise comes from (seed, step) alone.
     ema: where the state has an average, the part of it that stays; less in the first steps, (1 + i) / (10 + i) at most
     in step i, so that it does not start from where the parameters started.
-    placed: of micro-batches [accumulate, B / accumulate, ...], says which device has which rows.
+    constrain, axis: as in `attnlab.train.devices.Layout`.
     """
 
     def total(params: Params, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Sums]:
@@ -101,8 +102,9 @@ def make_update(
         return sums.total, sums
 
     def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
-        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step), accumulate)
-        parts = placed(jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch))
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        keys = jax.random.split(key if axis is None else jax.random.fold_in(key, jax.lax.axis_index(axis)), accumulate)
+        parts = constrain(jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch))
 
         def one(carry: Any, part: Any) -> tuple[Any, None]:
             (_, sums), grads = jax.value_and_grad(total, has_aux=True)(state.params, *part)
@@ -114,6 +116,8 @@ def make_update(
         if accumulate > 1:
             rest = jax.tree.map(lambda x: x[1:], (parts, keys))
             (grads, sums), _ = jax.lax.scan(one, (grads, sums), rest)
+        if axis is not None:
+            grads, sums = jax.lax.psum((grads, sums), axis)
         weight = jnp.maximum(sums.weight, 1)
         grads = jax.tree.map(lambda g: g / weight, grads)
         updates, optimizer_state = optimize.update(grads, state.optimizer, state.params)
@@ -151,27 +155,27 @@ def train(config: Any, task: Task, workdir: Path, params: Params | None = None) 
     SIGINT asks it to stop.
     """
     durations, rate, optimize = recipe(config, task.examples)
-    mesh = data_mesh(config)
+    layout = layout_of(config)
     with checkpoint.manager(workdir) as manager:
         ema = config.train.get('ema', 0.0)
         state, progress = _restore_or_start(manager, partial(initial, task, optimize, config.seed, ema, params))
         start = int(state.step)
         with metrics.writer(workdir, start) as write, bar(durations.total, start) as advance:
             update = make_update(
-                task.loss, optimize, config.seed, config.train.accumulate, ema,
-                lambda parts: jax.lax.with_sharding_constraint(parts, devices.rows(mesh, 1)),
-            )  # fmt: skip
-            update = jax.jit(update, donate_argnums=0, out_shardings=devices.everywhere(mesh))
-            batch = lambda step: jax.device_put(task.batch(step), devices.rows(mesh))
-            run = partial(_run, task=task, durations=durations, rate=rate, manager=manager, write=write)
+                task.loss, optimize, config.seed, config.train.accumulate, ema, layout.constrain, layout.axis
+            )
+            run = partial(_run, task=task, durations=durations, rate=rate, manager=manager, write=write, layout=layout)
+            batch = lambda step: layout.batch(task.batch(step))
             with closing(ahead(batch, start, durations.total)) as batches, wishes() as stop:
-                state = jax.device_put(state, devices.everywhere(mesh))
+                state, update = layout.state(state), layout.compile(update)
                 return run(state, progress, batches=batches, update=update, advance=advance, stop=stop)
 
 
-def data_mesh(config: Any) -> Any:
-    """The devices that a config's batches are divided among; raises UserError where they cannot be."""
-    return devices.data_mesh(config.train.get('devices', 0), config.train.batch_size // config.train.accumulate)
+def layout_of(config: Any) -> devices.Layout:
+    """How a config's batches are divided among devices; raises UserError where they cannot be."""
+    train = config.train
+    rows = train.batch_size // train.accumulate
+    return devices.layout(train.get('parallel', 'jit'), train.get('devices', 0), rows)
 
 
 def _restore_or_start(manager: Any, start: Callable[[], State]) -> tuple[State, checkpoint.Progress]:
@@ -201,6 +205,7 @@ def _run(
     rate: optimizer.Schedule,
     manager: Any,
     write: metrics.Write,
+    layout: devices.Layout,
     batches: Iterator[Batch],
     update: Callable[[State, Batch], tuple[State, dict[str, jax.Array]]],
     advance: Callable[[int, dict[str, float]], None],
@@ -217,7 +222,7 @@ def _run(
         nonlocal last
         if last is None:
             return
-        step, values = last[0], {key: float(value) for key, value in last[1].items()}
+        step, values = last[0], {key: float(value) for key, value in layout.local(last[1]).items()}
         last = None
         for key in ('loss', 'gradient_norm'):  # a gradient that is not finite has spoilt the parameters already
             if not math.isfinite(values[key]):
@@ -232,7 +237,7 @@ def _run(
         advance(step, {'loss': values['loss']} | scores)
 
     stopped = bool(durations.patience) and progress.waited >= durations.patience
-    step = int(state.step)
+    step = int(layout.local(state.step))
     while step < durations.total and not stopped:
         with clock.spend('wait'):
             batch = next(batches)
@@ -245,14 +250,14 @@ def _run(
             settle()
             with clock.spend('pause'):
                 if evaluating:
-                    scores = task.evaluate(devices.local(state.used))
+                    scores = task.evaluate(layout.local(state.used))
                     write(step, 'valid', scores)
                     if progress.best is None or sign * scores[name] > sign * progress.best:
                         progress = checkpoint.Progress(scores[name], step, 0)
                     else:
                         progress = progress._replace(waited=progress.waited + 1)
                     stopped = bool(durations.patience) and progress.waited >= durations.patience
-                params, memory = devices.local(_stored(state))
+                params, memory = layout.local(_stored(state))
                 checkpoint.save(manager, checkpoint.Saved(step, params, memory, progress))
             if (wish := stop()) and step < durations.total:
                 raise Stopped(wish, step)

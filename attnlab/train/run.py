@@ -31,7 +31,7 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
     kind = tasks.module(config)
     kind.check(config)
     loop.recipe(config, examples=1)  # whatever the data: what is wrong with it is said before any is read
-    loop.data_mesh(config)
+    loop.layout_of(config)
     saved = workdir / 'config.json'
     if saved.exists():
         configs.check_same(config, configs.read(saved))

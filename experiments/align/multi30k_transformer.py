@@ -57,6 +57,7 @@ def get_config(arg: str = '') -> ConfigDict:
         batch_size=128,
         accumulate=1,
         devices=0,  # that share each batch; 0: all of this machine that divide it
+        parallel='jit',  # one program over them, or pmap: one on each
         duration='20 epochs',
         log_every='50 steps',
         eval_every='1 epoch',

@@ -48,6 +48,7 @@ def get_config(arg: str = '') -> ConfigDict:
         batch_size=480,
         accumulate=40,
         devices=0,  # that share each batch; 0: all of this machine that divide it
+        parallel='jit',  # one program over them, or pmap: one on each
         duration='600000 steps',
         log_every='10 steps',
         eval_every='1000 steps',

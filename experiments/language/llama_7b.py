@@ -53,6 +53,7 @@ def get_config(arg: str = '') -> ConfigDict:
         batch_size=2048,
         accumulate=2048,
         devices=0,  # that share each batch; 0: all of this machine that divide it
+        parallel='jit',  # one program over them, or pmap: one on each
         duration='250000 steps',
         log_every='10 steps',
         eval_every='1000 steps',

@@ -64,6 +64,7 @@ def get_config(arg: str = '') -> ConfigDict:
         batch_size=1024,
         accumulate=1,
         devices=0,  # that share each batch; 0: all of this machine that divide it
+        parallel='jit',  # one program over them, or pmap: one on each
         duration='300 epochs',
         log_every='100 steps',
         eval_every='5 epochs',

@@ -13,6 +13,10 @@ RUNS = {
         folder, data__documents='lines', model__experts='2', model__active='1', **NOISE, **devices
     ),
     'vision': lambda folder, **devices: tiny(data__mixup='0.5', model__layer_drop='0.3', **NOISE, **devices),
+    'pmap': lambda folder, train__devices: tiny(
+        data__mixup='0.5', train__duration='3 steps', train__devices=train__devices,
+        train__parallel='jit' if train__devices == '1' else 'pmap',
+    ),
     'align': lambda folder, **devices: tiny_config(model__dropout='0.2', train__duration='3 steps', **devices),
 }  # fmt: skip
 

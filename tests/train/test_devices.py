@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.train import devices, loop
-from tests.train.test_loop import config, make_task, newest, records
+from attnlab.kernels.losses import Sums
+from attnlab.train import checkpoint, devices, loop, optimizer
+from tests.train.test_loop import config, make_task, records
 
 
 def close(one, other):
@@ -18,17 +19,47 @@ def close(one, other):
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
+def uneven():
+    """The task of the loop's tests without noise, its last rows empty."""
+
+    def squares(params, batch, rng):
+        errors = jnp.where(batch['kept'], (batch['x'] @ params['w'] - batch['y']) ** 2, 0.0)
+        return Sums(jnp.sum(errors), jnp.sum(batch['kept']), {'squares': jnp.sum(errors)})
+
+    plain = make_task().batch
+    return make_task(loss=squares, batch=lambda step: plain(step) | {'kept': np.arange(8) < 8 - step % 4})
+
+
 @pytest.mark.parametrize('accumulate', [1, 2])
-@pytest.mark.parametrize('count', [2, 4])
-def test_several_devices_train_as_one(tmp_path, count, accumulate):
+@pytest.mark.parametrize(('parallel', 'count'), [('jit', 2), ('jit', 4), ('pmap', 1), ('pmap', 4)])
+def test_several_devices_train_as_one(tmp_path, parallel, count, accumulate):
     assert len(jax.devices()) == 4
-    for number in (1, count):
-        made = config(devices=number, accumulate=accumulate, duration='5 steps')
-        loop.train(made, make_task(), tmp_path / str(number))
+    one, other = tmp_path / 'one', tmp_path / 'other'
+    common = dict(accumulate=accumulate, duration='5 steps', ema=0.5)
+    task = make_task() if parallel == 'jit' else uneven()
+    loop.train(config(devices=1, **common), task, one)
+    loop.train(config(devices=count, parallel=parallel, **common), task, other)
     for split in ('train', 'valid'):
-        close(records(tmp_path / '1', split), records(tmp_path / str(count), split))
-    one, other = (newest(tmp_path / str(number)).params['w'] for number in (1, count))
-    np.testing.assert_allclose(one, other, atol=1e-5)
+        close(records(one, split), records(other, split))
+    with checkpoint.manager(one, read_only=True) as a, checkpoint.manager(other, read_only=True) as b:
+        shapes = jax.eval_shape(lambda: {'w': jnp.zeros(3)})
+        saved = [checkpoint.best(manager, shapes).params['w'] for manager in (a, b)]
+    np.testing.assert_allclose(*saved, atol=1e-5)
+
+
+def test_each_program_of_pmap_has_noise_of_its_own():
+    drawn = lambda params, batch, rng: Sums(
+        params['w'][0] + 1.0 * jax.random.bits(rng, (), jnp.uint16), jnp.float32(1), {}
+    )
+    task = make_task(loss=drawn)
+    optimize = optimizer.build(config().optimizer, lambda i: 0.1)
+    values = []
+    for count in (1, 4):
+        layout = devices.layout('pmap', count, 8)
+        update = layout.compile(loop.make_update(drawn, optimize, 0, 1, axis=layout.axis))
+        state = layout.state(loop.initial(task, optimize, 0))
+        values.append(float(layout.local(update(state, layout.batch(task.batch(0)))[1])['loss']))
+    assert values[0] != values[1]  # the mean of four draws, and not of one four times
 
 
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
@@ -45,24 +76,30 @@ def test_the_same_bits_again(tmp_path):
     assert records(tmp_path / 'one', 'train') == records(tmp_path / 'other', 'train')
 
 
+@pytest.mark.parametrize('parallel', ['jit', 'pmap'])
+def test_the_way_there_and_back(parallel):
+    layout = devices.layout(parallel, 4, 8)
+    state = {'w': np.arange(3.0, dtype=np.float32), 'n': np.int32(7)}
+    jax.tree.map(np.testing.assert_array_equal, layout.local(layout.state(state)), state)
+    assert len(layout.state(state)['w'].devices()) == 4
+    assert layout.local(layout.state(state))['w'].devices() == {jax.devices()[0]}
+    rows = layout.batch({'x': np.arange(16).reshape(8, 2)})['x']
+    if parallel == 'jit':
+        assert [shard.data.shape for shard in rows.addressable_shards] == [(2, 2)] * 4
+    np.testing.assert_array_equal(np.asarray(rows).reshape(8, 2), np.arange(16).reshape(8, 2))
+
+
 @pytest.mark.parametrize(('rows', 'count'), [(8, 4), (6, 3), (7, 1), (2, 2), (12, 4)])
 def test_as_many_devices_as_divide_the_rows(rows, count):
-    assert devices.data_mesh(0, rows).shape == {'data': count}
+    assert devices.layout('jit', 0, rows).count == count
 
 
-@pytest.mark.parametrize(('wanted', 'rows', 'message'), [
-    (5, 10, r'train.devices is 5; expected 0 \(all\) to 4, those of this process'),
-    (-1, 10, r'train.devices is -1; expected 0'),
-    (4, 6, r'train.devices is 4; expected a divisor of the 6 rows of a \(micro-\)batch'),
+@pytest.mark.parametrize(('parallel', 'wanted', 'rows', 'message'), [
+    ('jit', 5, 10, r'train.devices is 5; expected 0 \(all\) to 4, those of this process'),
+    ('jit', -1, 10, r'train.devices is -1; expected 0'),
+    ('jit', 4, 6, r'train.devices is 4; expected a divisor of the 6 rows of a \(micro-\)batch'),
+    ('xmap', 1, 6, "train.parallel is 'xmap'; expected 'jit' or 'pmap'"),
 ])  # fmt: skip
-def test_what_cannot_be_divided_is_refused(wanted, rows, message):
+def test_what_cannot_be_divided_is_refused(parallel, wanted, rows, message):
     with pytest.raises(UserError, match=message):
-        devices.data_mesh(wanted, rows)
-
-
-def test_each_device_has_its_rows():
-    mesh = devices.data_mesh(4, 8)
-    parts = jax.device_put(np.arange(16).reshape(8, 2), devices.rows(mesh))
-    assert [shard.data.shape for shard in parts.addressable_shards] == [(2, 2)] * 4
-    whole = jax.device_put({'w': jnp.ones(3)}, devices.everywhere(mesh))
-    assert len(whole['w'].devices()) == 4 and devices.local(whole)['w'].devices() == {jax.devices()[0]}
+        devices.layout(parallel, wanted, rows)
