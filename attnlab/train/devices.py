@@ -58,7 +58,7 @@ def layout(parallel: Parallel, wanted: int, rows: int) -> Layout:
             raise UserError(f"train.parallel is {other!r}; expected 'jit' or 'pmap'")
 
 
-def _jit(devices: list[jax.Device]) -> Layout:
+def _jit(devices: list[Any]) -> Layout:
     mesh = Mesh(np.array(devices), (AXIS,))
     everywhere = NamedSharding(mesh, PartitionSpec())
     divided = lambda axis: NamedSharding(mesh, PartitionSpec(*[None] * axis, AXIS))
@@ -73,7 +73,7 @@ def _jit(devices: list[jax.Device]) -> Layout:
     )
 
 
-def _pmap(devices: list[jax.Device]) -> Layout:
+def _pmap(devices: list[Any]) -> Layout:
     n = len(devices)
     copies = jax.pmap(lambda tree, _: tree, in_axes=(None, 0), devices=devices)
     return Layout(

@@ -21,7 +21,10 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize('name', RUNS)
+LONGER = [pytest.param(name, marks=pytest.mark.slow) for name in ('pmap', 'align')]
+
+
+@pytest.mark.parametrize('name', ['language', 'vision', *LONGER])
 def test_several_devices_train_as_one(name, tmp_path):
     found = []
     for number in (1, 4):
