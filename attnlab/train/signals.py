@@ -10,13 +10,15 @@ from contextlib import contextmanager
 def wishes() -> Iterator[Callable[[], int | None]]:
     """What tells which of SIGTERM and SIGINT has come, None until then; a second one acts as it always does.
 
-    Outside of the main thread, where Python hands out no signals, it is always None.
+    One that the process was started to ignore, as by nohup or behind an &, stays ignored.  Outside of the main thread,
+    where Python hands out no signals, it is always None.
     """
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
 
     def restore() -> None:
         for number, handler in before.items():

@@ -142,8 +142,18 @@ def test_a_run_starts_from_what_it_is_given_and_goes_on_from_its_own(tmp_path):
     assert first < 0.1 and records(tmp_path, 'train')[1]['loss'] < 0.1
 
 
+@pytest.fixture
+def signals():
+    """Handlers as a program has them that is started by hand."""
+    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_stops_and_nothing_is_lost(tmp_path, number):
+def test_a_signal_saves_and_stops_and_nothing_is_lost(tmp_path, number, signals):
     whole, broken, plain = tmp_path / 'whole', tmp_path / 'broken', make_task()
     loop.train(config(), plain, whole)
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
@@ -162,7 +172,17 @@ def test_a_signal_saves_and_stops_and_nothing_is_lost(tmp_path, number):
     same_runs(whole, broken)
 
 
-def test_a_second_signal_does_not_wait(tmp_path):
+def test_a_signal_that_is_ignored_stays_so(tmp_path, signals):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def asking(params):
+        signal.raise_signal(signal.SIGINT)
+        return {'loss': 1.0}
+
+    assert loop.train(config(duration='6 steps', schedule='constant'), make_task(evaluate=asking), tmp_path)['step'] == 6
+
+
+def test_a_second_signal_does_not_wait(tmp_path, signals):
     def insisting(params):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
