@@ -23,7 +23,8 @@ VISION = TRAIN | {
     'model.mlp_width': '16',
 }  # fmt: skip
 ALIKE = (  # no other code than the others
-    'gpt', 'llama', 'mixtral', 'base', 'big', 'multi30k', 'files', 'rnnsearch', 'cifar10_small', 'cifar10.', 'cifar10_pmap', 'cifar100', 'imagenet',
+    'gpt', 'llama', 'mixtral', 'base', 'big', 'multi30k', 'files', 'rnnsearch', 'cifar10_small', 'cifar10.',
+    'cifar10_pmap', 'cifar100', 'imagenet',
 )  # fmt: skip
 TEXT = [('the cat sleeps.', 'le chat dort.'), ('the dog sings.', 'le chien chante.')] * 10
 

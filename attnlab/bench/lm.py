@@ -35,7 +35,7 @@ LARGER = Sizes(vocabulary=8192, width=384, layers=6, heads=6, context=256, batch
 
 def main() -> None:
     """Prints tokens a second of each side, ratios, and shares of our training step, for a small and a larger model."""
-    measure((Sizes(), LARGER), rounds=15, seconds=10.0)
+    measure((Sizes(), LARGER), rounds=15, seconds=12.0)
 
 
 def measure(models: Sequence[Sizes], rounds: int, seconds: float) -> None:
@@ -56,7 +56,7 @@ def measure(models: Sequence[Sizes], rounds: int, seconds: float) -> None:
         print('\n' + ', '.join(f'{name} {value}' for name, value in sizes._asdict().items()))
         print(steps.header('tokens a second'))
         functions, missing = trainers(sizes, model, params, arrays)
-        times = interleave(functions, rounds, seconds=seconds)
+        times = interleave(functions, rounds, seconds=seconds, settle=0.3)
         print(steps.row('training', arrays[0].size, times), flush=True)
         for batch in BATCHES:
             prompt = np.random.default_rng(1).integers(0, sizes.vocabulary, (batch, PROMPT)).astype(np.int32)

@@ -52,7 +52,7 @@ def measure(sizes: Sizes, rounds: int) -> None:
     print(f'{"attention":<10}{"attnlab":>18}{"PyTorch":>25}{"ratio":>12}')
     for attention in ATTENTIONS:
         functions = trainers(sizes, attention, arrays)
-        times = {name: median(each) for name, each in interleave(functions, rounds).items()}
+        times = {name: median(each) for name, each in interleave(functions, rounds, settle=0.3).items()}
         cells = (f'{1e3 * seconds:8.1f} ms {tokens / seconds:8.0f} tok/s' for seconds in times.values())
         print(f'{attention:<10}', *cells, f'{times["PyTorch"] / times["attnlab"]:6.2f}')
 

@@ -88,7 +88,7 @@ def profile(loss: Loss, params: Any, batch: Any, products: Shapes, rounds: int, 
     with the compiler's products.
     """
     functions = {'whole step': trainer(loss, params, batch), **parts(loss, params, batch, products)}
-    times = {name: median(each) for name, each in interleave(functions, rounds, seconds=seconds).items()}
+    times = {name: median(each) for name, each in interleave(functions, rounds, seconds=seconds, settle=0.3).items()}
     whole, both = times['whole step'], times['forward and backward']
     work = 3e-9 * sum(2 * prod(left) * right[-1] for left, right in products)
     rows = {

@@ -15,9 +15,13 @@ from typing import Any
 
 def interleave(
     functions: Mapping[str, Callable[[], Any]], rounds: int, *, seconds: float = math.inf, seed: int | None = None,
-    check: Callable[[dict[str, Any]], None] | None = None,
+    check: Callable[[dict[str, Any]], None] | None = None, settle: float = 0.0,
 ) -> dict[str, list[float]]:  # fmt: skip
     """Seconds of each function, one entry a round; compare the medians.
+
+    settle: a training step runs behind others of its own, and finds memory and threads as they left them; threads of
+    another library may go on waiting for work at full speed for a while.  For so many seconds a function is called in
+    its turn, none of the calls timed, before the one that is.
 
     A round calls every function once, each round starting with another one, so that a slow spell of the machine and
     what the one before left in the caches strike all alike.  With a `seed` the order is drawn anew each round: a
@@ -38,6 +42,9 @@ def interleave(
         first = turn % len(names)
         order = names[first:] + names[:first] if seed is None else draw.sample(names, len(names))
         for name in order:
+            start = time.perf_counter()
+            while time.perf_counter() - start < settle:
+                functions[name]()
             start = time.perf_counter()
             functions[name]()
             times[name].append(time.perf_counter() - start)

@@ -54,7 +54,8 @@ def measure(models: Sequence[Sizes], rounds: int, seconds: float) -> None:
         print('\n' + ', '.join(f'{name} {value}' for name, value in sizes._asdict().items()))
         print(steps.header('images a second'))
         functions, missing = trainers(sizes, model, params, arrays)
-        print(steps.row('training', sizes.batch, interleave(functions, rounds, seconds=seconds)), flush=True)
+        times = interleave(functions, rounds, seconds=seconds, settle=0.3)
+        print(steps.row('training', sizes.batch, times), flush=True)
         for reason in missing:
             print(f'-: {reason}')
         steps.profile(loss_of(model), params, arrays, products(sizes), rounds, seconds)

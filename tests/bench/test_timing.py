@@ -79,3 +79,12 @@ def test_the_processor_is_read_from_the_table(tmp_path):
     assert timing._processor(table) == 'Fast CPU: 3 GHz'
     table.write_text('processor\t: 0\nBogoMIPS\t: 50\n')
     assert timing._processor(table) == timing._processor(tmp_path / 'absent') != ''
+
+
+def test_calls_before_the_one_that_counts():
+    made = []
+    functions = {name: lambda name=name: made.append(name) or time.sleep(0.02) for name in ('a', 'b')}
+    times = timing.interleave(functions, 2, settle=0.05)
+    turns = ''.join(made)[2:]
+    assert turns.count('a') >= 8 and 'ab' in turns and turns.replace('aa', 'a').replace('bb', 'b').count('ab') == 1
+    assert all(len(each) == 2 and min(each) >= 0.02 for each in times.values())

@@ -179,7 +179,8 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path, signals):
         signal.raise_signal(signal.SIGINT)
         return {'loss': 1.0}
 
-    assert loop.train(config(duration='6 steps', schedule='constant'), make_task(evaluate=asking), tmp_path)['step'] == 6
+    made = config(duration='6 steps', schedule='constant')
+    assert loop.train(made, make_task(evaluate=asking), tmp_path)['step'] == 6
 
 
 def test_a_second_signal_does_not_wait(tmp_path, signals):
