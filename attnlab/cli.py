@@ -53,7 +53,7 @@ def _dispatch(argv: list[str]) -> None:
 def _ask_for_large_pages() -> None:
     """Starts the process once more with memory in large pages, for which glibc takes a wish at the start only.
 
-    A training step on a CPU, which takes and returns large arrays, took 0.69 to 0.86 of its time.
+    A training step on a CPU takes and returns large arrays.  Who sets GLIBC_TUNABLES, to whatever, has no second start.
     """
     import os
 

@@ -23,11 +23,11 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, mlp: str, mlp_width: int | None = None, causal: bool = True) -> None:
         super().__init__()
-        F = mlp_width or 4 * width
+        hidden = mlp_width or 4 * width
         self.heads, self.causal = heads, causal
         self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.act, self.down = nn.Linear(width, F), nn.GELU(GELU[mlp]), nn.Linear(F, width)
+        self.up, self.act, self.down = nn.Linear(width, hidden), nn.GELU(GELU[mlp]), nn.Linear(hidden, width)
 
     def forward(self, x: Tensor, cache: Tensor | None = None, at: int = 0) -> Tensor:
         """x [B, T, D] of positions from `at` on; cache [2, B, N, context, H], keys and values of those before."""

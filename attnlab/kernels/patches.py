@@ -45,8 +45,8 @@ def halved(images: Float[Array, 'B H W C']) -> Float[Array, 'B h w C']:
     """The maximum over 3 x 3 pixels around every second one, [B, ceil(H / 2), ceil(W / 2), C].
 
     `flax.linen.max_pool` with a window of 3, strides of 2 and a padding of 1.  As maxima of rows, then of columns, its
-    gradient needs no search for where a maximum stood, which on a CPU takes most of a step of a small model.  Among
-    equal ones the gradient is shared, where `max_pool` takes the first.
+    gradient needs no search for where a maximum stood, which is slow on a CPU.  Among equal ones the gradient is
+    shared, where `max_pool` takes the first.
     """
 
     def along(x: Array, axis: int) -> Array:

@@ -113,6 +113,7 @@ class VisionTransformer(nn.Module):
         return jnp.concatenate([jnp.broadcast_to(front[None].astype(x.dtype), (len(x), *front.shape)), x], axis=1)
 
     def _row(self, name: str, count: int) -> Array:
+        # One axis, as decay is for matrices.
         return self.param(name, nn.initializers.normal(0.02), (count * self.width,)).reshape(count, self.width)
 
     def _pooled(self, x: Array) -> Array:

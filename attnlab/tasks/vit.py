@@ -34,7 +34,7 @@ SIZES: dict[str, dict[str, Any]] = {
     'L': dict(layers=24, width=1024, heads=16),
     'H': dict(layers=32, width=1280, heads=16),
     'CIFAR-S': dict(layers=6, width=256, heads=4),  # for images of 32 x 32
-    'CIFAR-Ti': dict(layers=4, width=128, heads=4),
+    'CIFAR-Ti': dict(layers=4, width=96, heads=3),
 }
 
 

@@ -16,7 +16,7 @@ MODELS = {
         name='vit', embedding='tokenizer', convolutions=2, pool='attention', layers=2, width=128, heads=2,
         mlp_width=128, layer_drop=0.1,
     ),
-    'vit': vit.fields(name='vit', patch=(4, 4), layers=4, width=96, heads=3, mlp_width=192, layer_drop=0.1),
+    'vit': vit.fields(name='vit', **vit.SIZES['CIFAR-Ti'], mlp_width=192, layer_drop=0.1),
     'resnet': dict(name='resnet', image=(32, 32), width=16, blocks=3),
 }  # fmt: skip
 
