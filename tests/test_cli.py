@@ -1,11 +1,7 @@
 """Flags in, exit code out: what is wrong is told in one line, before anything is written."""
 
 import io
-import json
-import os
-import subprocess
 import sys
-import time
 import types
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -384,57 +380,3 @@ def test_every_command_has_help(capsys):
         assert all(f'--{flag.name}' in text for flag in command.flags)
     assert cli.main(['--version']) == 0
     assert capsys.readouterr().out == f'attnlab {attnlab.__version__}\n'
-
-
-def python(*argv: str) -> subprocess.CompletedProcess:
-    env = {**os.environ, 'PYTHONPATH': str(Path(cli.__file__).parents[1])}
-    return subprocess.run([sys.executable, *argv], env=env, capture_output=True, text=True, timeout=60)
-
-
-@pytest.mark.parametrize('argv', [['--help'], ['--version'], ['train', '--help'], ['eval', '--workdir=x'], ['trian']])
-def test_the_command_line_loads_nothing_heavy(argv):
-    lines = python('-X', 'importtime', '-m', 'attnlab', *argv).stderr.splitlines()
-    loaded = {line.split('|')[-1].strip().split('.')[0] for line in lines if line.startswith('import time:')}
-    assert 'attnlab' in loaded
-    assert not loaded & {'jax', 'jaxlib', 'flax', 'numpy', 'ml_collections', 'matplotlib', 'rich', 'sacrebleu'}
-
-
-def test_the_package_loads_nothing_heavy():
-    code = 'import sys, attnlab, json; print(json.dumps(sorted(sys.modules)))'
-    assert not set(json.loads(python('-c', code).stdout)) & {'jax', 'numpy', 'ml_collections', 'matplotlib'}
-
-
-def test_help_is_instant():
-    def seconds() -> float:
-        start = time.perf_counter()
-        assert python('-m', 'attnlab', '--help').returncode == 0
-        return time.perf_counter() - start
-
-    assert min(seconds() for _ in range(7)) < 0.3
-
-
-def test_a_process_of_its_own_exits_with_2():
-    before = tree()
-    done = python('-m', 'attnlab', 'train', '--config=e.py', '--workdir=new', '--config.lr=nan')
-    assert (done.returncode, done.stdout) == (2, '')
-    assert done.stderr == "attnlab: config.lr expects a finite float, got 'nan'\n"
-    assert [path for path in tree() if '__pycache__' not in path] == before
-
-
-def test_what_computes_starts_once_more_with_large_pages(tmp_path):
-    """Of a process: one start where its user has wishes, or nothing is computed; the exit code is the last one's."""
-    program = (
-        'import os, sys; sys.argv = ["attnlab", *sys.argv[1:]]; from attnlab import cli; '
-        'print(os.environ.get("GLIBC_TUNABLES"), flush=True); sys.exit(cli.main())'
-    )
-    clean = {name: value for name, value in os.environ.items() if name != 'GLIBC_TUNABLES'}
-
-    def starts(*words, **more):
-        command = [sys.executable, '-c', program, *words]
-        done = subprocess.run(command, env=clean | more, capture_output=True, text=True, input='')
-        return done.returncode, done.stdout.split()
-
-    again = ['glibc.malloc.hugetlb=1'] if sys.platform == 'linux' else []
-    assert starts('eval', '--workdir=nowhere') == (2, ['None', *again])
-    assert starts('eval', '--workdir=nowhere', GLIBC_TUNABLES='glibc.malloc.check=0') == (2, ['glibc.malloc.check=0'])
-    assert starts('aer') == (2, ['None'])

@@ -1,0 +1,69 @@
+"""The program as a process of its own: what it loads, how fast it is there, how it ends and how it begins."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import attnlab
+from tests.test_cli import EXPERIMENT, tree
+
+
+def python(*argv: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, 'PYTHONPATH': str(Path(attnlab.__file__).parents[1])}
+    return subprocess.run([sys.executable, *argv], env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize('argv', [['--help'], ['--version'], ['train', '--help'], ['eval', '--workdir=x'], ['trian']])
+def test_the_command_line_loads_nothing_heavy(argv):
+    lines = python('-X', 'importtime', '-m', 'attnlab', *argv).stderr.splitlines()
+    loaded = {line.split('|')[-1].strip().split('.')[0] for line in lines if line.startswith('import time:')}
+    assert 'attnlab' in loaded
+    assert not loaded & {'jax', 'jaxlib', 'flax', 'numpy', 'ml_collections', 'matplotlib', 'rich', 'sacrebleu'}
+
+
+def test_the_package_loads_nothing_heavy():
+    code = 'import sys, attnlab, json; print(json.dumps(sorted(sys.modules)))'
+    assert not set(json.loads(python('-c', code).stdout)) & {'jax', 'numpy', 'ml_collections', 'matplotlib'}
+
+
+def test_help_is_instant():
+    def seconds() -> float:
+        start = time.perf_counter()
+        assert python('-m', 'attnlab', '--help').returncode == 0
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(7)) < 0.3
+
+
+def test_a_process_of_its_own_exits_with_2(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path('e.py').write_text(EXPERIMENT)
+    before = tree()
+    done = python('-m', 'attnlab', 'train', '--config=e.py', '--workdir=new', '--config.lr=nan')
+    assert (done.returncode, done.stdout) == (2, '')
+    assert done.stderr == "attnlab: config.lr expects a finite float, got 'nan'\n"
+    assert [path for path in tree() if '__pycache__' not in path] == before
+
+
+def test_what_computes_starts_once_more_with_large_pages(monkeypatch):
+    """Of a process: one start where its user has wishes, or nothing is computed; the exit code is the last one's."""
+    program = (
+        'import os, sys; sys.argv = ["attnlab", *sys.argv[1:]]; from attnlab import cli; '
+        'print(os.environ.get("GLIBC_TUNABLES"), flush=True); sys.exit(cli.main())'
+    )
+    monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
+
+    def starts(*words):
+        done = python('-c', program, *words)
+        return done.returncode, done.stdout.split()
+
+    again = ['glibc.malloc.hugetlb=1'] if sys.platform == 'linux' else []
+    assert starts('eval', '--workdir=nowhere') == (2, ['None', *again])
+    assert starts('aer') == (2, ['None'])
+    monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.check=0')
+    assert starts('eval', '--workdir=nowhere') == (2, ['glibc.malloc.check=0'])
