@@ -68,7 +68,7 @@ SHA256 = {  # of the python archives
 URL = 'https://www.cs.toronto.edu/~kriz/'
 
 
-def cifar(name: str, split: str, folder: str | Path = '', held_out: int = 0) -> Images:
+def cifar(name: str, split: str, folder: str | Path = '') -> Images:
     """CIFAR-10 or CIFAR-100 (Krizhevsky 2009): 50,000 images to train on and 10,000 to test on, 32 x 32, RGB.
 
     It is read from `folder` if given, else from $ATTNLAB_DATA/NAME if set, else from the cache ($XDG_CACHE_HOME or
@@ -76,7 +76,7 @@ def cifar(name: str, split: str, folder: str | Path = '', held_out: int = 0) -> 
     the published files, the published folder with them, or the published archive, python or binary; it may also be
     the archive itself.  CIFAR-100 has its 100 fine labels.
 
-    split: 'valid' is the last `held_out` images of those to train on, 'train' the others.
+    split: 'train', all of it, or 'test'.
     """
     if folder:
         root = Path(folder)
@@ -87,11 +87,12 @@ def cifar(name: str, split: str, folder: str | Path = '', held_out: int = 0) -> 
         remedy = f'a folder that holds it is taken by --config.data.folder=DIR, or as DIR/{name} by ATTNLAB_DATA=DIR'
         download.fetch(URL + archive, root / archive, SHA256[name], remedy)
     layout, read = _source(name, root)
-    names = _names(layout, read(layout.names), CLASSES[name])
     files = layout.test if split == 'test' else layout.train
-    parts = [_records(layout, read(file), file, len(names)) for file in files]
+    first, *rest = read([layout.names, *files])
+    names = _names(layout, first, CLASSES[name])
+    parts = [_records(layout, data, file, len(names)) for file, data in zip(files, rest, strict=True)]
     pixels, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return part(Images(pixels, labels, names), split, held_out)
+    return Images(pixels, labels, names)
 
 
 def arrays(path: str | Path, classes: int, shape: Sequence[int]) -> Images:
@@ -122,15 +123,13 @@ def drawn(split: str, count: int, seed: int) -> Images:
     return Images(pixels, labels, tuple('0123456789'))
 
 
-def part(images: Images, split: str, held_out: int) -> Images:
-    """Of the images to train on, the last `held_out` for 'valid', the others for 'train'; all for 'test'."""
-    if split == 'test':
-        return images
-    if held_out >= len(images.labels):
-        raise UserError(f'data.held_out is {held_out}; expected fewer than the {len(images.labels)} images to train on')
-    at = len(images.labels) - held_out
-    chosen = slice(at, None) if split == 'valid' else slice(at)
-    return images._replace(pixels=images.pixels[chosen], labels=images.labels[chosen])
+def parted(whole: Images, held_out: int) -> tuple[Images, Images]:
+    """Of images to train on all but the last `held_out`, and those; UserError where none would be left."""
+    at = len(whole.labels) - held_out
+    if at < 1:
+        raise UserError(f'data.held_out is {held_out}; expected fewer than the {len(whole.labels)} images to train on')
+    cut = lambda chosen: whole._replace(pixels=whole.pixels[chosen], labels=whole.labels[chosen])
+    return cut(slice(at)), cut(slice(at, None))
 
 
 def statistics(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -145,15 +144,15 @@ def statistics(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # Files of CIFAR
 
 
-def _source(name: str, root: Path) -> tuple[Layout, Callable[[str], bytes]]:
-    """The layout that stands below a folder, or in an archive, and what reads a file of it."""
+def _source(name: str, root: Path) -> tuple[Layout, Callable[[Sequence[str]], list[bytes]]]:
+    """The layout that stands below a folder, or in an archive, and what reads files of it."""
     for layout in LAYOUTS[name]:
         for folder in (root, root / layout.folder):
             if (folder / layout.test[0]).is_file():
-                return layout, lambda file, folder=folder: _read(folder / file)
+                return layout, lambda files, folder=folder: [_read(folder / file) for file in files]
         for archive in (root, root / layout.archive):
             if archive.is_file() and archive.name == layout.archive:
-                return layout, lambda file, layout=layout, archive=archive: _extract(archive, f'{layout.folder}/{file}')
+                return layout, lambda files, layout=layout, archive=archive: _extract(archive, layout.folder, files)
     known = ' or '.join(f'{layout.folder} or {layout.archive}' for layout in LAYOUTS[name])
     raise UserError(f'{root}: no {name} there; expected {known}')
 
@@ -165,17 +164,19 @@ def _read(path: Path) -> bytes:
         raise UserError(f'{path}: cannot be read ({error.strerror})') from None
 
 
-def _extract(archive: Path, member: str) -> bytes:
+def _extract(archive: Path, folder: str, files: Sequence[str]) -> list[bytes]:
+    """In one pass, as each file sought would unpack what stands before it anew."""
+    wanted, found = {f'{folder}/{file}' for file in files}, {}
     try:
-        with tarfile.open(archive) as opened:
-            file = opened.extractfile(member)
-            if file is None:
-                raise KeyError(member)
-            return file.read()
-    except KeyError:
-        raise UserError(f'{archive}: there is no {member} in it') from None
+        with tarfile.open(archive, 'r|*') as opened:
+            for entry in opened:
+                if entry.name in wanted and (file := opened.extractfile(entry)):
+                    found[entry.name] = file.read()
     except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         raise UserError(f'{archive}: cannot be read ({_brief(error)}); it may be damaged') from None
+    for name in sorted(wanted - found.keys()):
+        raise UserError(f'{archive}: there is no {name} in it')
+    return [found[f'{folder}/{file}'] for file in files]
 
 
 class _Unpickler(pickle.Unpickler):

@@ -72,8 +72,8 @@ def test_every_published_layout_is_read_alike(name, kind, tmp_path):
     archive(tmp_path / 'packed' / layout.archive, layout, found)
     places = [tmp_path / 'files', tmp_path / 'below', tmp_path / 'packed', tmp_path / 'packed' / layout.archive]
     for place in places:
-        train, test = (images.cifar(name, split, place, held_out=1) for split in ('train', 'test'))
-        assert train.labels.tolist() == [x for file in layout.train for x in labels_of(file)][:-1]
+        train, test = (images.cifar(name, split, place) for split in ('train', 'test'))
+        assert train.labels.tolist() == [x for file in layout.train for x in labels_of(file)]
         assert test.labels.tolist() == labels_of(layout.test[0]) and test.labels.dtype == np.int32
         assert test.pixels.shape == (4, 32, 32, 3) and test.pixels.dtype == np.uint8
         rows, columns = np.divmod(np.arange(1024), 32)
@@ -88,11 +88,11 @@ def test_what_is_held_out_is_the_end_and_no_one_is_lost(tmp_path):
     _, found = published('cifar10', 0)
     write(tmp_path, found)
     whole = images.cifar('cifar10', 'train', tmp_path)
-    parts = [images.cifar('cifar10', split, tmp_path, held_out=7) for split in ('train', 'valid')]
+    parts = images.parted(whole, 7)
     np.testing.assert_array_equal(np.concatenate([each.labels for each in parts]), whole.labels)
     assert [len(each.labels) for each in parts] == [13, 7]
     with pytest.raises(UserError, match='data.held_out is 20; expected fewer than the 20 images'):
-        images.cifar('cifar10', 'train', tmp_path, held_out=20)
+        images.parted(whole, 20)
 
 
 class Bomb:

@@ -66,7 +66,7 @@ def outline(config: Any, layers: int | None, active: bool) -> Outline:
 
 def build(config: Any, workdir: Path) -> Task:
     """Data and model of a config; the channels' scale is that of its training images."""
-    train, valid = (corpus.read(config.data, split, config.seed) for split in ('train', 'valid'))
+    train, valid = corpus.read_training(config.data, config.seed)
     scale = corpus.scale_of(train)
     model = build_model(config)
     tell = teller(model, scale)

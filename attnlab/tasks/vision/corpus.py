@@ -83,14 +83,27 @@ def read(data: Any, split: str, seed: int) -> Images:
     """The images of a split: 'train', 'valid', which is held out of it, or 'test'."""
     if split not in SPLITS:
         raise UserError(f'split is {split!r}; expected one of {", ".join(SPLITS)}')
+    if split != 'test':
+        return read_training(data, seed)[SPLITS.index(split)]
     match data.name:
         case 'digits':
-            return images.drawn(split, data.train_examples if split == 'train' else data.test_examples, seed)
+            return images.drawn('test', data.test_examples, seed)
         case 'files':
-            whole = images.arrays(data.test if split == 'test' else data.train, data.classes, data.shape)
-            return images.part(whole, split, data.held_out)
+            return images.arrays(data.test, data.classes, data.shape)
         case name:
-            return images.cifar(name, split, data.folder, data.held_out)
+            return images.cifar(name, 'test', data.folder)
+
+
+def read_training(data: Any, seed: int) -> tuple[Images, Images]:
+    """The images to train on, and those held out to choose by, from one reading."""
+    match data.name:
+        case 'digits':
+            return images.drawn('train', data.train_examples, seed), images.drawn('valid', data.test_examples, seed)
+        case 'files':
+            whole = images.arrays(data.train, data.classes, data.shape)
+        case name:
+            whole = images.cifar(name, 'train', data.folder)
+    return images.parted(whole, data.held_out)
 
 
 def batch_of(data: Any, whole: Images, B: int, seed: int) -> Callable[[int], dict[str, np.ndarray]]:
