@@ -58,6 +58,14 @@ def check_fields(section: ConfigDict, name: str, fields: Sequence[str]) -> None:
             raise UserError(f'{asked}; this experiment has no such field')
 
 
+def check_common(config: Any) -> None:
+    """Raises `UserError` for values of fields that every task reads."""
+    check_seed(config.seed)
+    smoothing = config.train.label_smoothing
+    if not 0.0 <= smoothing < 1.0:
+        raise UserError(f'train.label_smoothing is {smoothing}; expected 0 <= smoothing < 1')
+
+
 def check_seed(seed: int) -> None:
     """Raises `UserError` for a seed that is none: a key of JAX takes 32 bits."""
     if not 0 <= seed < 2**32:

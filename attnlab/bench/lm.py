@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from attnlab.bench import peers, steps
-from attnlab.bench.timing import hardware, interleave
+from attnlab.bench.timing import interleave
 from attnlab.decode import cache
 from attnlab.decode.sampling import sample
 from attnlab.errors import RunError
@@ -16,7 +16,6 @@ from attnlab.layers.block import Recipe
 from attnlab.models.language import LanguageModel
 
 PROMPT, BATCHES = 16, (1, 8)  # of decoding
-PACKAGES = ('jax', 'flax', 'torch')
 
 
 class Sizes(NamedTuple):
@@ -49,12 +48,10 @@ def measure(models: Sequence[Sizes], rounds: int, seconds: float) -> None:
     """
     from attnlab.bench import lm_torch as peer
 
-    print(hardware(PACKAGES))
-    print(f'PyTorch on {peer.torch.get_num_threads()} threads, its Adam fused; a ratio is its time by that of attnlab')
+    print(steps.opening(peer.torch))
     for sizes in models:
         model, params, arrays = start(sizes)
-        print('\n' + ', '.join(f'{name} {value}' for name, value in sizes._asdict().items()))
-        print(steps.header('tokens a second'))
+        print(steps.header(sizes._asdict(), 'tokens a second'))
         functions, missing = trainers(sizes, model, params, arrays)
         times = interleave(functions, rounds, seconds=seconds, settle=0.3)
         print(steps.row('training', arrays[0].size, times), flush=True)

@@ -11,8 +11,7 @@ import numpy as np
 from attnlab.bench import peers, steps
 from attnlab.bench.timing import hardware, interleave
 from attnlab.data.vocabulary import BOS, EOS
-from attnlab.errors import RunError
-from attnlab.kernels.losses import cross_entropy
+from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.models.recurrent import RecurrentSeq2Seq
 
 Attention = Literal['additive', 'dot', 'none']
@@ -88,7 +87,7 @@ def trainers(sizes: Sizes, attention: Attention, arrays: tuple[np.ndarray, ...])
     check(model, params, other, arrays)
     smoothed = lambda model, source, inputs, labels: peer.loss(model, source, inputs, labels, SMOOTHING)
     return {
-        'attnlab': trainer(model, params, arrays),
+        'attnlab': steps.trainer(loss_of(model), params, arrays),
         'PyTorch': peers.trainer(other, smoothed, peer.tensors(arrays)),
     }
 
@@ -97,20 +96,15 @@ def check(model: RecurrentSeq2Seq, params: Any, other: Any, arrays: tuple[np.nda
     """Raises RunError unless both have the same loss without dropout."""
     from attnlab.bench import seq2seq_torch as peer
 
-    source, inputs, labels = arrays
-    logits, _ = jax.jit(model.apply)({'params': params}, source, inputs)
-    sums = cross_entropy(logits, jnp.asarray(labels), SMOOTHING)
-    ours, theirs = float(sums.total / sums.weight), peer.evaluate(other, arrays, SMOOTHING)
-    if not abs(ours - theirs) <= 1e-5 * abs(theirs):
-        raise RunError(f'the same weights and batch give the loss {ours:.6f} here and {theirs:.6f} in PyTorch')
+    steps.check(loss_of(model, noise=False), params, arrays, peer.evaluate(other, arrays, SMOOTHING))
 
 
-def trainer(model: RecurrentSeq2Seq, params: Any, arrays: tuple[np.ndarray, ...]) -> Callable[[], float]:
-    """A function that trains by one step of the loop on (source, inputs, labels) and returns the loss before it."""
+def loss_of(model: RecurrentSeq2Seq, noise: bool = True) -> steps.Loss:
+    """The mean over a batch (source, inputs, labels), with dropout or without."""
 
-    def loss(params: Any, batch: Any, rng: jax.Array) -> Any:
+    def loss(params: Any, batch: Any, rng: jax.Array) -> Sums:
         source, inputs, labels = batch
-        logits, _ = model.apply({'params': params}, source, inputs, False, rngs={'dropout': rng})
-        return cross_entropy(logits, labels, SMOOTHING)
+        logits, _ = model.apply({'params': params}, source, inputs, not noise, rngs={'dropout': rng})
+        return cross_entropy(logits, jnp.asarray(labels), SMOOTHING)
 
-    return steps.trainer(loss, params, arrays)
+    return loss

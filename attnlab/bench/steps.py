@@ -11,7 +11,7 @@ import optax
 from ml_collections import ConfigDict
 
 from attnlab.bench.peers import CLIP, RATE
-from attnlab.bench.timing import interleave
+from attnlab.bench.timing import hardware, interleave
 from attnlab.errors import RunError
 from attnlab.kernels.losses import Sums
 from attnlab.train import loop, optimizer
@@ -65,9 +65,16 @@ def sides(
     return functions, []
 
 
-def header(what: str) -> str:
-    """The first line of a table of `row`s."""
-    return ' '.join([f'{what:<18}', *(f'{side:>18}' for side in SIDES), f'{"ratios":>14}'])
+def opening(torch: Any) -> str:
+    """The machine, and how sides compare."""
+    how = f'PyTorch on {torch.get_num_threads()} threads, its Adam fused; a ratio is its time by that of attnlab'
+    return f'{hardware(("jax", "flax", "torch"))}\n{how}'
+
+
+def header(sizes: Mapping[str, int], what: str) -> str:
+    """What a table of `row`s is of, and its first line."""
+    of = ', '.join(f'{name} {value}' for name, value in sizes.items())
+    return f'\n{of}\n' + ' '.join([f'{what:<18}', *(f'{side:>18}' for side in SIDES), f'{"ratios":>14}'])
 
 
 def row(work: str, things: int, times: Mapping[str, Sequence[float]]) -> str:

@@ -7,12 +7,10 @@ import jax
 import numpy as np
 
 from attnlab.bench import peers, steps
-from attnlab.bench.timing import hardware, interleave
+from attnlab.bench.timing import interleave
 from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.layers.block import Recipe
 from attnlab.models.vision import VisionTransformer
-
-PACKAGES = ('jax', 'flax', 'torch')
 
 
 class Sizes(NamedTuple):
@@ -47,12 +45,10 @@ def measure(models: Sequence[Sizes], rounds: int, seconds: float) -> None:
     """
     from attnlab.bench import vit_torch as peer
 
-    print(hardware(PACKAGES))
-    print(f'PyTorch on {peer.torch.get_num_threads()} threads, its Adam fused; a ratio is its time by that of attnlab')
+    print(steps.opening(peer.torch))
     for sizes in models:
         model, params, arrays = start(sizes)
-        print('\n' + ', '.join(f'{name} {value}' for name, value in sizes._asdict().items()))
-        print(steps.header('images a second'))
+        print(steps.header(sizes._asdict(), 'images a second'))
         functions, missing = trainers(sizes, model, params, arrays)
         times = interleave(functions, rounds, seconds=seconds, settle=0.3)
         print(steps.row('training', sizes.batch, times), flush=True)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.config import check_seed
+from attnlab.config import check_common
 from attnlab.data import batches, grammar
 from attnlab.data.alignments import Link, write_links
 from attnlab.data.vocabulary import PAD, Vocabulary
@@ -28,15 +28,13 @@ READINGS = {'emit': 0, 'shifted': 1}
 
 def check(config: Any) -> None:
     """Raises UserError for values that no model or corpus can be made of, before anything is read or written."""
-    check_seed(config.seed)
+    check_common(config)
     corpus.check(config.data)
     check_model(config)
     if config.decode.beams < 1:
         raise UserError(f'decode.beams is {config.decode.beams}; expected 1 (greedy) or more')
     if config.decode.length_penalty < 0:
         raise UserError(f'decode.length_penalty is {config.decode.length_penalty}; expected 0 or more')
-    if not 0.0 <= config.train.label_smoothing < 1.0:
-        raise UserError(f'train.label_smoothing is {config.train.label_smoothing}; expected 0 <= smoothing < 1')
 
 
 def check_model(config: Any) -> None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.config import check_seed
+from attnlab.config import check_common
 from attnlab.data import rows
 from attnlab.data.rows import IGNORE, Rows
 from attnlab.data.tokens import Tokens
@@ -30,11 +30,9 @@ EVALUATED = 8192
 
 def check(config: Any) -> None:
     """Raises UserError for values that no model or text can be made of, before anything is read or written."""
-    check_seed(config.seed)
+    check_common(config)
     corpus.check(config.data)
     check_model(config)
-    if not 0.0 <= config.train.label_smoothing < 1.0:
-        raise UserError(f'train.label_smoothing is {config.train.label_smoothing}; expected 0 <= smoothing < 1')
 
 
 def check_model(config: Any) -> None:

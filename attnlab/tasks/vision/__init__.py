@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.config import check_seed
+from attnlab.config import check_common
 from attnlab.data.images import Images
-from attnlab.errors import UserError
 from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.kernels.patches import resized_grid
 from attnlab.tasks import transformer
@@ -29,11 +28,9 @@ NONE = -1
 
 def check(config: Any) -> None:
     """Raises UserError for values that no model or images can be made of, before anything is read or written."""
-    check_seed(config.seed)
+    check_common(config)
     corpus.check(config.data)
     check_model(config)
-    if not 0.0 <= config.train.label_smoothing < 1.0:
-        raise UserError(f'train.label_smoothing is {config.train.label_smoothing}; expected 0 <= smoothing < 1')
 
 
 def check_model(config: Any) -> None:
