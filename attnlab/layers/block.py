@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from attnlab.kernels.axes import spread
 from attnlab.kernels.call import check_rate
 from attnlab.kernels.masks import Visibility, window
 from attnlab.layers.experts import Experts
@@ -145,7 +146,7 @@ class Block(nn.Module):
         if recipe.layer_drop and not deterministic:
             stays = jax.random.bernoulli(self.make_rng('dropout'), 1.0 - drop_rate, (x.shape[0], 1, 1))
             x = came + jnp.where(stays, (x - came) / (1.0 - drop_rate), 0.0).astype(x.dtype)
-        return x, said
+        return spread(x), said
 
     def _mixer(self) -> Callable[[Array, Visibility, Array | None, bool], Array]:
         """(x, rules, real, deterministic) -> what the tokens gather from each other."""
@@ -247,7 +248,7 @@ class Stack(nn.Module):
         seen: Visibility | None = None,
     ) -> tuple[Float[Array, 'B T D'], dict[str, Array]]:
         """x after all blocks, and what the experts of each say, [L]."""
-        block = self._remat(Block)
+        block, x = self._remat(Block), spread(x)
         common = rules, real, deterministic, memory, seen
         rates = np.linspace(0, self.recipe.layer_drop, self.layers + 1, dtype=np.float32)[1:]
         if self.scan:

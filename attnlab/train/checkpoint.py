@@ -110,9 +110,10 @@ def _restore(manager: ocp.CheckpointManager, step: int, params: Any, optimizer: 
     trees = {'params': params} if optimizer is None else {'params': params, 'optimizer': optimizer}
     for name, tree in trees.items():
         check_shapes(f'checkpoint of step {step}: {name}', manager.item_metadata(step)[name], tree)
-    # Without a sharding of its own an array would come back on the devices that it was saved from.
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), trees)
+    # Without a sharding an array would come back on the devices that it was saved from.
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    where = lambda x: getattr(x, 'sharding', None) or here
+    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where(x)), trees)
     restored = manager.restore(
         step, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(tree) for name, tree in placed.items()})
     )

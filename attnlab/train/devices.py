@@ -1,87 +1,187 @@
-"""The devices of this process, and which part of a step lies on which."""
+"""The devices of a run, and which part of a step lies on which."""
 
+import contextlib
+import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from attnlab.errors import UserError
+from attnlab.kernels.axes import AXES, ROWS, TOKENS
+from attnlab.train import sharding
 
-Parallel = Literal['jit', 'pmap']
 AXIS = 'data'
-"""The axis of rows that devices share."""
+"""The axis of rows that the programs of pmap share."""
 
 
 class Layout(NamedTuple):
-    """How a batch of rows is divided among devices that all have the whole state.
+    """How state and batches are divided among devices.
 
     count: how many devices.
     axis: over which a step adds up gradients and sums by itself; None where the compiler sees to it.
     constrain: of micro-batches [accumulate, rows, ...] inside a step, says which device has which rows.
-    compile: (state, batch) -> (state, values), pure, as it runs on all devices, taking over the state's memory.
-    state, batch: arrays of one device, or of the host, as `compile`d steps take them.
-    local: what lies on every device, state or values, as one device has it.
+    stored: of a state's shapes, with the sharding that it has when it is made, saved and restored.
+    start: a state so placed, from what makes one, pure, and its arguments.
+    state: as `compile`d steps take it, from one so placed.  kept: the way back.
+    compile: (state, batch) -> (state, values), pure, as it runs on all devices, taking over the state's memory; and a
+      state to show how it lies.
+    batch: arrays of the host, the whole batch, as compiled steps take them.
+    local: state, what was kept of it, or values, as one device of this process has it, whole.
     """
 
     count: int
     axis: str | None
     constrain: Callable[[Any], Any]
-    compile: Callable[[Callable[..., Any]], Callable[..., Any]]
+    stored: Callable[[Any], Any]
+    start: Callable[..., Any]
     state: Callable[[Any], Any]
+    kept: Callable[[Any], Any]
+    compile: Callable[[Callable[..., Any], Any], Callable[..., Any]]
     batch: Callable[[Any], Any]
     local: Callable[[Any], Any]
 
 
-def layout(parallel: Parallel, wanted: int, rows: int) -> Layout:
-    """Of so many rows on the first devices, as many as are wanted; 0: as many as divide the rows.
+def layout(parallel: str, mesh: str, rows: int) -> Layout:
+    """Of batches, or micro-batches, of so many rows on the devices that a mesh asks for.
 
-    'jit' is one program over all devices, with the same noise and the same experts' losses on any number of them.
-    'pmap' is a program a device: noise and experts' losses are those of its own rows.
+    mesh: sizes by axis, as in 'data=2,tensor=4'.  Rows are divided over `data`, `fsdp` and `expert`; parameters and the
+    optimizer's state over `fsdp`; heads, hidden activations and the vocabulary over `tensor`; experts over `expert`;
+    the tokens of a row over `sequence`.  'data=0' is as many as there are and divide the rows.
+    parallel: 'jit' is one program over all devices, with the same noise and the same experts' losses on any number of
+    them.  'pmap' is a program a device, each with its rows and the whole state: noise and experts' losses are those of
+    its own rows.
 
-    Raises UserError for more devices than there are, and for a number that does not divide the rows.
+    Raises UserError for devices that are not there, and for a number that does not divide the rows.
     """
-    every = jax.devices()
-    if wanted > len(every) or wanted < 0:
-        raise UserError(f'train.devices is {wanted}; expected 0 (all) to {len(every)}, those of this process')
-    if wanted and rows % wanted:
-        raise UserError(f'train.devices is {wanted}; expected a divisor of the {rows} rows of a (micro-)batch')
-    count = wanted or max(n for n in range(1, len(every) + 1) if rows % n == 0)
+    devices = jax.devices()
+    sizes = _filled(sizes_of(mesh), rows, len(devices), mesh)
+    count = math.prod(sizes.values())
+    if jax.process_count() > 1 and count < len(devices):
+        raise UserError(f'train.mesh is {mesh!r}, {count} devices; expected all {len(devices)} of the processes')
     match parallel:
         case 'jit':
-            return _jit(every[:count])
+            return over(make_mesh(sizes, devices[:count]))
         case 'pmap':
-            return _pmap(every[:count])
+            if count > sizes['data'] or jax.process_count() > 1:
+                wanted = 'data alone, in one process'
+                raise UserError(f"train.parallel is 'pmap' and train.mesh {mesh!r}; expected {wanted}")
+            return _pmap(devices[:count])
         case other:
             raise UserError(f"train.parallel is {other!r}; expected 'jit' or 'pmap'")
 
 
-def _jit(devices: list[Any]) -> Layout:
-    mesh = Mesh(np.array(devices), (AXIS,))
+def sizes_of(mesh: str) -> dict[str, int]:
+    """'data=2,tensor=4' as sizes of all axes, 1 where it names none; raises UserError for anything else."""
+    sizes = dict.fromkeys(AXES, 1)
+    for part in mesh.split(','):
+        name, _, size = part.strip().partition('=')
+        if name not in AXES or not size.isdecimal() or (int(size) < 1 and name != 'data'):
+            raise UserError(f"train.mesh has {part!r}; expected sizes as in 'data=2,tensor=4', of {', '.join(AXES)}")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _filled(sizes: dict[str, int], rows: int, available: int, mesh: str) -> dict[str, int]:
+    """The sizes with as many `data` as there are devices for, where that is 0."""
+    others = math.prod(size for name, size in sizes.items() if name != 'data')
+    shared = sizes['fsdp'] * sizes['expert']
+    if not sizes['data']:
+        fitting = [n for n in range(1, available // others + 1) if rows % (n * shared) == 0]
+        sizes = sizes | {'data': max(fitting, default=1)}
+    if others * sizes['data'] > available:
+        raise UserError(f'train.mesh is {mesh!r}, {others * sizes["data"]} devices; there are {available}')
+    if rows % (parts := sizes['data'] * shared):
+        wanted = f'a divisor of the {rows} rows of a (micro-)batch'
+        raise UserError(f'train.mesh is {mesh!r}, rows in {parts}; expected {wanted}')
+    return sizes
+
+
+def make_mesh(sizes: dict[str, int], devices: Any) -> Mesh:
+    """A mesh of the devices, those next to each other that send most."""
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes), devices=devices)
+
+
+def over(mesh: Mesh) -> Layout:
+    """One program over a mesh with all axes of `attnlab.kernels.axes`."""
     everywhere = NamedSharding(mesh, PartitionSpec())
-    divided = lambda axis: NamedSharding(mesh, PartitionSpec(*[None] * axis, AXIS))
+    sizes = dict(mesh.shape)
+    context = lambda: jax.set_mesh(mesh) if mesh.size > 1 else contextlib.nullcontext()
+
+    def placed(tree: Any) -> Any:
+        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), sharding.specs(tree, sizes))
+
+    def start(make: Callable[..., Any], *args: Any) -> Any:
+        return jax.jit(make, out_shardings=placed(jax.eval_shape(make, *args)))(*args)
+
+    def compiled(step: Callable[..., Any], state: Any) -> Callable[..., Any]:
+        shardings = jax.tree.map(lambda x: x.sharding, state), everywhere
+        run = jax.jit(step, donate_argnums=0, out_shardings=shardings)
+
+        def in_context(state: Any, batch: Any) -> Any:
+            with context():  # for `axes.spread` and what else asks for it
+                return run(state, batch)
+
+        return in_context
+
+    def sent(x: Any) -> jax.Array:
+        return jax.make_array_from_callback(x.shape, NamedSharding(mesh, batch_spec(x.shape, sizes)), lambda at: x[at])
+
+    def local(tree: Any) -> Any:
+        gather = jax.jit(lambda x: x, out_shardings=everywhere)
+        whole = lambda x: x if x.is_fully_replicated else gather(x)
+        return jax.tree.map(lambda x: whole(x).addressable_data(0), tree)
+
     return Layout(
-        count=len(devices),
+        count=mesh.size,
         axis=None,
-        constrain=lambda parts: jax.lax.with_sharding_constraint(parts, divided(1)),
-        compile=lambda step: jax.jit(step, donate_argnums=0, out_shardings=everywhere),
-        state=lambda tree: jax.device_put(tree, everywhere),
-        batch=lambda tree: jax.device_put(tree, divided(0)),
-        local=lambda tree: jax.tree.map(lambda x: x.addressable_data(0), tree),
+        constrain=lambda parts: jax.tree.map(
+            lambda x: jax.lax.with_sharding_constraint(
+                x, NamedSharding(mesh, PartitionSpec(None, *batch_spec(x.shape[1:], sizes)))
+            ),
+            parts,
+        ),
+        stored=lambda tree: jax.tree.map(
+            lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree, placed(tree)
+        ),
+        start=start,
+        state=lambda tree: tree,
+        kept=lambda tree: tree,
+        compile=compiled,
+        batch=lambda tree: jax.tree.map(sent, tree),
+        local=local,
     )
+
+
+def batch_spec(shape: tuple[int, ...], sizes: dict[str, int]) -> PartitionSpec:
+    """How an array [B, ...] of a batch is divided: its rows, and over `sequence` what comes next.
+
+    Raises UserError where that does not divide it.
+    """
+    parts = sizes[TOKENS]
+    if len(shape) < 2 or parts == 1:
+        return PartitionSpec(ROWS)
+    if shape[1] % parts:
+        raise UserError(f'train.mesh has {TOKENS}={parts}; expected a divisor of the length {shape[1]} of a batch')
+    return PartitionSpec(ROWS, TOKENS)
 
 
 def _pmap(devices: list[Any]) -> Layout:
     n = len(devices)
     copies = jax.pmap(lambda tree, _: tree, in_axes=(None, 0), devices=devices)
+    here = SingleDeviceSharding(devices[0])
+    local = lambda tree: jax.tree.map(lambda x: x.addressable_data(0)[0], tree)
     return Layout(
         count=n,
         axis=AXIS,
         constrain=lambda parts: parts,
-        compile=lambda step: jax.pmap(step, AXIS, donate_argnums=0, devices=devices),
+        stored=lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree),
+        start=lambda make, *args: jax.jit(make)(*args),
         state=lambda tree: copies(tree, jnp.arange(n)),
+        kept=local,
+        compile=lambda step, _: jax.pmap(step, AXIS, donate_argnums=0, devices=devices),
         batch=lambda tree: jax.tree.map(lambda x: x.reshape(n, -1, *x.shape[1:]), tree),
-        local=lambda tree: jax.tree.map(lambda x: x.addressable_data(0)[0], tree),
+        local=local,
     )

@@ -138,12 +138,12 @@ def _averaged(average: Params, params: Params, step: jax.Array, ema: float) -> P
 def initial(
     task: Task, optimize: optax.GradientTransformation, seed: int, ema: float = 0.0, params: Params | None = None
 ) -> State:
-    """The state before the first step; from the task's own parameters if none are given."""
+    """The state before the first step, pure; from the task's own parameters if none are given."""
     # Copies: a step takes over the state's memory, of each array once.
     copied = lambda tree: jax.tree.map(jnp.copy, tree)
-    params = jax.jit(task.init)(jax.random.key(seed)) if params is None else copied(params)
+    params = task.init(jax.random.key(seed)) if params is None else copied(params)
     average = copied(params) if ema else None
-    return State(jnp.int32(0), params, jax.jit(optimize.init)(params), average)
+    return State(jnp.int32(0), params, optimize.init(params), average)
 
 
 def train(config: Any, task: Task, workdir: Path, params: Params | None = None) -> dict[str, float]:
@@ -158,7 +158,7 @@ def train(config: Any, task: Task, workdir: Path, params: Params | None = None) 
     layout = layout_of(config)
     with checkpoint.manager(workdir) as manager:
         ema = config.train.get('ema', 0.0)
-        state, progress = _restore_or_start(manager, partial(initial, task, optimize, config.seed, ema, params))
+        state, progress = _restore_or_start(manager, layout, partial(initial, task, optimize, config.seed, ema), params)
         start = int(state.step)
         with metrics.writer(workdir, start) as write, bar(durations.total, start) as advance:
             update = make_update(
@@ -167,7 +167,8 @@ def train(config: Any, task: Task, workdir: Path, params: Params | None = None) 
             run = partial(_run, task=task, durations=durations, rate=rate, manager=manager, write=write, layout=layout)
             batch = lambda step: layout.batch(task.batch(step))
             with closing(ahead(batch, start, durations.total)) as batches, wishes() as stop:
-                state, update = layout.state(state), layout.compile(update)
+                state = layout.state(state)
+                update = layout.compile(update, state)
                 return run(state, progress, batches=batches, update=update, advance=advance, stop=stop)
 
 
@@ -175,18 +176,21 @@ def layout_of(config: Any) -> devices.Layout:
     """How a config's batches are divided among devices; raises UserError where they cannot be."""
     train = config.train
     rows = train.batch_size // train.accumulate
-    return devices.layout(train.get('parallel', 'jit'), train.get('devices', 0), rows)
+    return devices.layout(train.get('parallel', 'jit'), train.get('mesh', 'data=0'), rows)
 
 
-def _restore_or_start(manager: Any, start: Callable[[], State]) -> tuple[State, checkpoint.Progress]:
-    shapes = jax.eval_shape(start)
-    saved = checkpoint.latest(manager, *_stored(shapes))
+def _restore_or_start(
+    manager: Any, layout: devices.Layout, make: Callable[[Params | None], State], params: Params | None
+) -> tuple[State, checkpoint.Progress]:
+    stored = layout.stored(jax.eval_shape(make, params))
+    saved = checkpoint.latest(manager, *_stored(stored))
     if saved is None:
-        return start(), checkpoint.Progress()
+        return layout.start(make, params), checkpoint.Progress()
     logging.info('continues from step %d', saved.step)
-    if shapes.average is None:
-        return State(jnp.int32(saved.step), saved.params, saved.optimizer), saved.progress
-    return State(jnp.int32(saved.step), **saved.optimizer, average=saved.params), saved.progress
+    step = layout.start(lambda: jnp.int32(saved.step))
+    if stored.average is None:
+        return State(step, saved.params, saved.optimizer), saved.progress
+    return State(step, **saved.optimizer, average=saved.params), saved.progress
 
 
 def _stored(state: State) -> tuple[Params, Any]:
@@ -257,7 +261,7 @@ def _run(
                     else:
                         progress = progress._replace(waited=progress.waited + 1)
                     stopped = bool(durations.patience) and progress.waited >= durations.patience
-                params, memory = layout.local(_stored(state))
+                params, memory = _stored(layout.kept(state))
                 checkpoint.save(manager, checkpoint.Saved(step, params, memory, progress))
             if (wish := stop()) and step < durations.total:
                 raise Stopped(wish, step)

@@ -53,7 +53,7 @@ def get_config(arg: str = '') -> ConfigDict:
     config.train = dict(
         batch_size=64,
         accumulate=1,
-        devices=1,  # that share each batch; 0: all of this machine; a step so small is faster on one
+        mesh='data=1',  # of devices that share the work; a step so small is faster on one
         parallel='jit',  # one program over them, or pmap: one on each
         duration='3.5 epochs',
         log_every='50 steps',

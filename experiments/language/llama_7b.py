@@ -52,7 +52,7 @@ def get_config(arg: str = '') -> ConfigDict:
     config.train = dict(
         batch_size=2048,
         accumulate=2048,
-        devices=0,  # that share each batch; 0: all of this machine that divide it
+        mesh='data=0',  # of devices that share the work; data=0: as many as divide the rows of a batch
         parallel='jit',  # one program over them, or pmap: one on each
         duration='250000 steps',
         log_every='10 steps',

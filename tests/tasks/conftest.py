@@ -17,7 +17,7 @@ TINY = {
     'model.embedding': '8', 'model.hidden': '12',
     'optimizer.learning_rate': '0.01', 'optimizer.warmup': '2 steps',
     'train.batch_size': '16', 'train.duration': '20 steps', 'train.eval_every': '10 steps',
-    'train.save_every': '3 steps', 'train.log_every': '1 steps', 'train.devices': '1',
+    'train.save_every': '3 steps', 'train.log_every': '1 steps', 'train.mesh': 'data=1',
 }  # fmt: skip
 T = 16  # the context of a tiny language model
 
@@ -42,7 +42,7 @@ TRANSFORMER = {'model.layers': '1', 'model.width': '16', 'model.heads': '2', 'mo
 STEPS = {
     'optimizer.learning_rate': '0.01', 'optimizer.warmup': '2 steps', 'train.batch_size': '4',
     'train.duration': '20 steps', 'train.eval_every': '14 steps', 'train.save_every': '7 steps',
-    'train.log_every': '1 steps', 'train.devices': '1',
+    'train.log_every': '1 steps', 'train.mesh': 'data=1',
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ TINY = {
     'data.train_examples': '90', 'data.test_examples': '30', 'model.layers': '1', 'model.width': '16',
     'model.heads': '2', 'model.mlp_width': '16', 'train.batch_size': '16', 'train.duration': '8 steps',
     'train.eval_every': '4 steps', 'train.save_every': '3 steps', 'train.log_every': '1 steps',
-    'train.devices': '1', 'optimizer.warmup': '2 steps',
+    'train.mesh': 'data=1', 'optimizer.warmup': '2 steps',
 }  # fmt: skip
 
 

@@ -33,12 +33,12 @@ def uneven():
 @pytest.mark.parametrize('accumulate', [1, 2])
 @pytest.mark.parametrize(('parallel', 'count'), [('jit', 2), ('jit', 4), ('pmap', 1), ('pmap', 4)])
 def test_several_devices_train_as_one(tmp_path, parallel, count, accumulate):
-    assert len(jax.devices()) == 4
+    assert len(jax.devices()) == 8
     one, other = tmp_path / 'one', tmp_path / 'other'
     common = dict(accumulate=accumulate, duration='5 steps', ema=0.5)
     task = make_task() if parallel == 'jit' else uneven()
-    loop.train(config(devices=1, **common), task, one)
-    loop.train(config(devices=count, parallel=parallel, **common), task, other)
+    loop.train(config(mesh='data=1', **common), task, one)
+    loop.train(config(mesh=f'data={count}', parallel=parallel, **common), task, other)
     for split in ('train', 'valid'):
         close(records(one, split), records(other, split))
     with checkpoint.manager(one, read_only=True) as a, checkpoint.manager(other, read_only=True) as b:
@@ -55,51 +55,60 @@ def test_each_program_of_pmap_has_noise_of_its_own():
     optimize = optimizer.build(config().optimizer, lambda i: 0.1)
     values = []
     for count in (1, 4):
-        layout = devices.layout('pmap', count, 8)
-        update = layout.compile(loop.make_update(drawn, optimize, 0, 1, axis=layout.axis))
+        layout = devices.layout('pmap', f'data={count}', 8)
         state = layout.state(loop.initial(task, optimize, 0))
+        update = layout.compile(loop.make_update(drawn, optimize, 0, 1, axis=layout.axis), state)
         values.append(float(layout.local(update(state, layout.batch(task.batch(0)))[1])['loss']))
     assert values[0] != values[1]  # the mean of four draws, and not of one four times
 
 
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
-    loop.train(config(devices=1, schedule='constant'), make_task(), tmp_path / 'whole')
+    loop.train(config(mesh='data=1', schedule='constant'), make_task(), tmp_path / 'whole')
     for number, steps in ((1, 7), (4, 12), (2, 20)):
-        made = config(devices=number, duration=f'{steps} steps', schedule='constant')
+        made = config(mesh=f'data={number}', duration=f'{steps} steps', schedule='constant')
         loop.train(made, make_task(), tmp_path / 'parts')
     close(records(tmp_path / 'whole', 'train'), records(tmp_path / 'parts', 'train'))
 
 
 def test_the_same_bits_again(tmp_path):
     for name in ('one', 'other'):
-        loop.train(config(devices=4), make_task(), tmp_path / name)
+        loop.train(config(mesh='data=4'), make_task(), tmp_path / name)
     assert records(tmp_path / 'one', 'train') == records(tmp_path / 'other', 'train')
 
 
 @pytest.mark.parametrize('parallel', ['jit', 'pmap'])
 def test_the_way_there_and_back(parallel):
-    layout = devices.layout(parallel, 4, 8)
-    state = {'w': np.arange(3.0, dtype=np.float32), 'n': np.int32(7)}
-    jax.tree.map(np.testing.assert_array_equal, layout.local(layout.state(state)), state)
-    assert len(layout.state(state)['w'].devices()) == 4
-    assert layout.local(layout.state(state))['w'].devices() == {jax.devices()[0]}
+    layout = devices.layout(parallel, 'data=4', 8)
+    plain = {'w': np.arange(3.0, dtype=np.float32), 'n': np.int32(7)}
+    state = layout.state(layout.start(lambda: jax.tree.map(jnp.asarray, plain)))
+    for tree in (layout.local(state), layout.kept(state)):
+        jax.tree.map(np.testing.assert_array_equal, tree, plain)
+    assert len(state['w'].devices()) == 4
+    assert layout.local(state)['w'].devices() == {jax.devices()[0]}
     rows = layout.batch({'x': np.arange(16).reshape(8, 2)})['x']
     if parallel == 'jit':
         assert [shard.data.shape for shard in rows.addressable_shards] == [(2, 2)] * 4
     np.testing.assert_array_equal(np.asarray(rows).reshape(8, 2), np.arange(16).reshape(8, 2))
 
 
-@pytest.mark.parametrize(('rows', 'count'), [(8, 4), (6, 3), (7, 1), (2, 2), (12, 4)])
+@pytest.mark.parametrize(('rows', 'count'), [(8, 8), (6, 6), (11, 1), (2, 2), (12, 6)])
 def test_as_many_devices_as_divide_the_rows(rows, count):
-    assert devices.layout('jit', 0, rows).count == count
+    assert devices.layout('jit', 'data=0', rows).count == count
 
 
-@pytest.mark.parametrize(('parallel', 'wanted', 'rows', 'message'), [
-    ('jit', 5, 10, r'train.devices is 5; expected 0 \(all\) to 4, those of this process'),
-    ('jit', -1, 10, r'train.devices is -1; expected 0'),
-    ('jit', 4, 6, r'train.devices is 4; expected a divisor of the 6 rows of a \(micro-\)batch'),
-    ('xmap', 1, 6, "train.parallel is 'xmap'; expected 'jit' or 'pmap'"),
+@pytest.mark.parametrize(('parallel', 'mesh', 'rows', 'message'), [
+    ('jit', 'data=9', 18, r"train.mesh is 'data=9', 9 devices; there are 8"),
+    ('jit', 'data=2,tensor=8', 18, r"train.mesh is 'data=2,tensor=8', 16 devices; there are 8"),
+    ('jit', 'data=4', 6, r"train.mesh is 'data=4', rows in 4; expected a divisor of the 6 rows of a \(micro-\)batch"),
+    ('jit', 'data=0,fsdp=4', 6, r"'data=0,fsdp=4', rows in 4; expected a divisor of the 6 rows"),
+    ('jit', 'date=2', 6, "train.mesh has 'date=2'; expected sizes as in 'data=2,tensor=4', of data, fsdp"),
+    ('jit', 'data=-1', 6, "train.mesh has 'data=-1'"),
+    ('jit', 'data', 6, "train.mesh has 'data'"),
+    ('jit', '', 6, "train.mesh has ''"),
+    ('jit', 'tensor=0', 6, "train.mesh has 'tensor=0'"),
+    ('pmap', 'data=2,tensor=2', 6, "train.parallel is 'pmap' and train.mesh 'data=2,tensor=2'; expected data alone"),
+    ('xmap', 'data=1', 6, "train.parallel is 'xmap'; expected 'jit' or 'pmap'"),
 ])  # fmt: skip
-def test_what_cannot_be_divided_is_refused(parallel, wanted, rows, message):
+def test_what_cannot_be_divided_is_refused(parallel, mesh, rows, message):
     with pytest.raises(UserError, match=message):
-        devices.layout(parallel, wanted, rows)
+        devices.layout(parallel, mesh, rows)

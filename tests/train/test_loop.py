@@ -42,7 +42,7 @@ def make_task(loss=None, evaluate=None, batch=None):
 def config(**changes):
     train = dict(
         batch_size=BATCH, accumulate=1, duration='20 steps', log_every='1 steps', eval_every='5 steps',
-        save_every='3 steps', patience=0, ema=0.0, devices=1, parallel='jit',
+        save_every='3 steps', patience=0, ema=0.0, mesh='data=1', parallel='jit',
     )  # fmt: skip
     optimize = dict(
         name='sgd', b2=0.999, learning_rate=0.1, schedule='linear', warmup='5 steps', clip=0.0, weight_decay=0.0
