@@ -17,8 +17,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns the exit code; None for that of the process."""
     if argv is None and sys.argv[1:2] and sys.argv[1] in _COMPUTING:
         _ask_for_large_pages()
+    code = _run(list(sys.argv[1:] if argv is None else argv))
+    joined = sys.modules.get('attnlab.train.processes')
+    if code and joined and joined.several():  # at a usual end it would wait for the others, and they for it
+        joined.leave(code)
+    return code
+
+
+def _run(argv: list[str]) -> int:
     try:
-        _dispatch(list(sys.argv[1:] if argv is None else argv))
+        return _dispatch(argv) or 0
     except UserError as error:
         print('attnlab:', ' '.join(str(error).splitlines()), file=sys.stderr)
         return 2
@@ -31,10 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print('attnlab: interrupted', file=sys.stderr)
         return 130
-    return 0
 
 
-def _dispatch(argv: list[str]) -> None:
+def _dispatch(argv: list[str]) -> int | None:
+    """Runs a command; the exit code, None for success."""
     match argv:
         case ['-h' | '--help' | 'help', *_]:
             print(_help())
@@ -43,7 +51,7 @@ def _dispatch(argv: list[str]) -> None:
 
             print('attnlab', __version__)
         case [name, *rest] if name in _COMMANDS:
-            _COMMANDS[name].run(parse(name, _COMMANDS[name], rest))
+            return _COMMANDS[name].run(parse(name, _COMMANDS[name], rest))
         case [name, *_]:
             raise UserError(f'there is no command {name!r}{nearest(name, [*_COMMANDS, "--help", "--version"])}')
         case _:
@@ -69,12 +77,15 @@ _CPU_DEVICES = 8
 """At most so many cores of a CPU are devices of their own, which share a batch; each uses the others' cores too."""
 
 
-def _prepare() -> None:
-    """Log lines of ours on the screen, compiled programs kept from one start to the next, and a device a core."""
+def _prepare(processes: int = 1, number: int = 0) -> None:
+    """Log lines of ours on the screen, compiled programs kept from one start to the next, and a device a core.
+
+    processes, number: so many share the cores, and which of them this is; log lines are the first one's.
+    """
     import logging
     import os
 
-    logging.basicConfig(level=logging.INFO, format='%(message)s')
+    logging.basicConfig(level=logging.WARNING if number else logging.INFO, format='%(message)s')
     for library in ('absl', 'jax', 'orbax'):
         logging.getLogger(library).setLevel(logging.WARNING)
     cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'attnlab' / 'jax'
@@ -83,14 +94,14 @@ def _prepare() -> None:
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
     if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
         usable = getattr(os, 'sched_getaffinity', None)  # Linux: what a container allows, not what the machine has
-        cores = min(len(usable(0)) if usable else os.cpu_count() or 1, _CPU_DEVICES)
+        cores = min(max((len(usable(0)) if usable else os.cpu_count() or 1) // processes, 1), _CPU_DEVICES)
         # The devices of a busy machine may wait for each other longer than the 40 seconds after which XLA gives up.
         wishes = {'force_host_platform_device_count': cores, 'cpu_collective_call_terminate_timeout_seconds': 600}
         flags = [f'--xla_{name}={value}' for name, value in wishes.items()]
         os.environ['XLA_FLAGS'] = ' '.join([*os.environ.get('XLA_FLAGS', '').split(), *flags])
 
 
-def _train(given: argparse.Namespace) -> None:
+def _train(given: argparse.Namespace) -> int | None:
     from attnlab import config as configs
 
     config = configs.load(given.config, given.overrides)
@@ -98,12 +109,35 @@ def _train(given: argparse.Namespace) -> None:
     for folder in (workdir, *workdir.parents):
         if folder.exists() and not folder.is_dir():
             raise UserError(f'--workdir={workdir}: {folder} is a file, expected a folder')
+    count, number = _processes(given)
 
-    _prepare()
-    from attnlab.train import run
+    if count and number is None:
+        from attnlab.launch import launch
 
+        _prepare(count)
+        return launch(sys.argv[1:], count)
+    _prepare(number=number or 0)
+    from attnlab.train import processes, run
+
+    if given.processes:
+        processes.join(count, number, given.coordinator)
     done = run.train(config, workdir)
-    print('trained,', ', '.join(f'{name} {value:.6g}' for name, value in done.items()))
+    if processes.first():
+        print('trained,', ', '.join(f'{name} {value:.6g}' for name, value in done.items()))
+    return None
+
+
+def _processes(given: argparse.Namespace) -> tuple[int | None, int | None]:
+    """How many processes the run has, and which this is; None and None for one alone, and where others tell."""
+    which = number('process', given.process, int)
+    count = None if given.processes == 'auto' else number('processes', given.processes, int)
+    if given.processes is not None and count is not None and count < 2:
+        raise UserError(f'--processes is {count}; expected 2 or more, or auto')
+    if (given.process is None) != (given.coordinator is None):
+        raise UserError('--process and --coordinator go together; got only one of them')
+    if which is not None and (count is None or not 0 <= which < count):
+        raise UserError(f'--process is {which}, --processes {given.processes}; expected 0 <= process < processes')
+    return count, which
 
 
 def _eval(given: argparse.Namespace) -> None:
@@ -213,6 +247,9 @@ _COMMANDS = {
         (
             Flag('config', 'FILE[:ARG]', 'experiment file with get_config(arg), and its argument', needed=True),
             Flag('workdir', 'DIR', 'where everything about the run is written', needed=True),
+            Flag('processes', 'N|auto', 'starts so many on this machine; auto: as SLURM or a cloud has started them'),
+            Flag('process', 'I', 'is number I of the processes, started by hand'),
+            Flag('coordinator', 'HOST:PORT', 'where number 0 of them listens'),
         ),
         overrides=True,
     ),

@@ -18,7 +18,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Command:
-    run: Callable[[argparse.Namespace], None]
+    run: Callable[[argparse.Namespace], int | None]  # the exit code, None for success
     summary: str
     flags: tuple[Flag, ...] = ()
     words: str = ''  # what its positional arguments are called, '' where it takes none

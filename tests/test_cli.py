@@ -139,6 +139,12 @@ CASE_43 = [
     (['--workdir=other'], '--workdir is given 2 times'),
     (['--config=e.py'], '--config is given 2 times'),
     (['-h5'], "ignored explicit argument '5'"),
+    (['--processes=1'], '--processes is 1; expected 2 or more, or auto'),
+    (['--processes=two'], "--processes expects a whole number, got 'two'"),
+    (['--process=0'], '--process and --coordinator go together; got only one of them'),
+    (['--processes=2', '--coordinator=here:1'], '--process and --coordinator go together'),
+    (['--process=0', '--coordinator=here:1'], '--process is 0, --processes None; expected 0 <= process < processes'),
+    (['--processes=2', '--process=2', '--coordinator=here:1'], '--process is 2, --processes 2; expected 0 <= process'),
 ]
 
 

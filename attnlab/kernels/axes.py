@@ -4,7 +4,7 @@ import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-AXES = ('data', 'fsdp', 'expert', 'sequence', 'tensor')
+AXES: tuple[str, ...] = ('data', 'fsdp', 'expert', 'sequence', 'tensor')
 """All that a mesh may have, those first between whose devices the least is sent."""
 
 ROWS = ('data', 'fsdp', 'expert')

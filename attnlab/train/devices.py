@@ -75,7 +75,7 @@ def layout(parallel: str, mesh: str, rows: int) -> Layout:
 
 def sizes_of(mesh: str) -> dict[str, int]:
     """'data=2,tensor=4' as sizes of all axes, 1 where it names none; raises UserError for anything else."""
-    sizes = dict.fromkeys(AXES, 1)
+    sizes = {name: 1 for name in AXES}
     for part in mesh.split(','):
         name, _, size = part.strip().partition('=')
         if name not in AXES or not size.isdecimal() or (int(size) < 1 and name != 'data'):

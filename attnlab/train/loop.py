@@ -15,12 +15,12 @@ import optax
 from attnlab.errors import RunError, Stopped, UserError
 from attnlab.kernels.losses import Sums
 from attnlab.tasks.task import Batch, Params, Task
-from attnlab.train import checkpoint, devices, metrics, optimizer
+from attnlab.train import checkpoint, devices, metrics, optimizer, processes
 from attnlab.train.ahead import ahead
 from attnlab.train.clock import Clock
 from attnlab.train.durations import steps
 from attnlab.train.progress import bar
-from attnlab.train.signals import wishes
+from attnlab.train.signals import Wishes, common_wishes, wishes
 
 
 class State(NamedTuple):
@@ -141,9 +141,8 @@ def initial(
     """The state before the first step, pure; from the task's own parameters if none are given."""
     # Copies: a step takes over the state's memory, of each array once.
     copied = lambda tree: jax.tree.map(jnp.copy, tree)
-    params = task.init(jax.random.key(seed)) if params is None else copied(params)
-    average = copied(params) if ema else None
-    return State(jnp.int32(0), params, optimize.init(params), average)
+    first: Any = task.init(jax.random.key(seed)) if params is None else copied(params)
+    return State(jnp.int32(0), first, optimize.init(first), copied(first) if ema else None)
 
 
 def train(config: Any, task: Task, workdir: Path, params: Params | None = None) -> dict[str, float]:
@@ -160,13 +159,15 @@ def train(config: Any, task: Task, workdir: Path, params: Params | None = None) 
         ema = config.train.get('ema', 0.0)
         state, progress = _restore_or_start(manager, layout, partial(initial, task, optimize, config.seed, ema), params)
         start = int(state.step)
-        with metrics.writer(workdir, start) as write, bar(durations.total, start) as advance:
+        first = processes.first()
+        with metrics.writer(workdir, start, first) as write, bar(durations.total, start, first) as advance:
             update = make_update(
                 task.loss, optimize, config.seed, config.train.accumulate, ema, layout.constrain, layout.axis
             )
             run = partial(_run, task=task, durations=durations, rate=rate, manager=manager, write=write, layout=layout)
             batch = lambda step: layout.batch(task.batch(step))
-            with closing(ahead(batch, start, durations.total)) as batches, wishes() as stop:
+            wished = common_wishes if processes.several() else wishes
+            with closing(ahead(batch, start, durations.total)) as batches, wished() as stop:
                 state = layout.state(state)
                 update = layout.compile(update, state)
                 return run(state, progress, batches=batches, update=update, advance=advance, stop=stop)
@@ -213,7 +214,7 @@ def _run(
     batches: Iterator[Batch],
     update: Callable[[State, Batch], tuple[State, dict[str, jax.Array]]],
     advance: Callable[[int, dict[str, float]], None],
-    stop: Callable[[], int | None],
+    stop: Wishes,
 ) -> dict[str, float]:
     name, direction = task.best
     sign = 1.0 if direction == 'max' else -1.0
@@ -250,11 +251,12 @@ def _run(
         settle()
         last = step, values
         evaluating = step % durations.evaluate == 0 or step == durations.total
-        if evaluating or step % durations.save == 0 or stop():
+        wish = stop(step)
+        if evaluating or step % durations.save == 0 or wish:
             settle()
             with clock.spend('pause'):
                 if evaluating:
-                    scores = task.evaluate(layout.local(state.used))
+                    scores = processes.agreed(task.evaluate(layout.local(state.used)))
                     write(step, 'valid', scores)
                     if progress.best is None or sign * scores[name] > sign * progress.best:
                         progress = checkpoint.Progress(scores[name], step, 0)
@@ -263,7 +265,7 @@ def _run(
                     stopped = bool(durations.patience) and progress.waited >= durations.patience
                 params, memory = _stored(layout.kept(state))
                 checkpoint.save(manager, checkpoint.Saved(step, params, memory, progress))
-            if (wish := stop()) and step < durations.total:
+            if wish and step < durations.total:
                 raise Stopped(wish, step)
     settle()
     if stopped:

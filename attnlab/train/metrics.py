@@ -12,8 +12,14 @@ Write = Callable[[int, str, dict[str, float]], None]
 
 
 @contextmanager
-def writer(workdir: Path, step: int):
-    """A `Write` that continues behind `step`: what an interrupted run wrote after it is written again, so it goes."""
+def writer(workdir: Path, step: int, writes: bool = True):
+    """A `Write` that continues behind `step`: what an interrupted run wrote after it is written again, so it goes.
+
+    writes: False for all processes of a run but one.
+    """
+    if not writes:
+        yield lambda step, split, values: None
+        return
     from tensorboardX import SummaryWriter
 
     path = Path(workdir) / 'metrics.jsonl'

@@ -10,7 +10,7 @@ from attnlab import config as configs
 from attnlab import tasks
 from attnlab.errors import UserError
 from attnlab.tasks.task import Params
-from attnlab.train import checkpoint, loop
+from attnlab.train import checkpoint, loop, processes
 
 
 class Run(NamedTuple):
@@ -37,9 +37,11 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
         configs.check_same(config, configs.read(saved))
     params = _started(config) if config.get('start') and not (workdir / 'checkpoints').exists() else None
     task = kind.build(config, workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
-    configs.save(config, saved)
-    task.save(workdir)
+    if processes.first():
+        workdir.mkdir(parents=True, exist_ok=True)
+        configs.save(config, saved)
+        task.save(workdir)
+    processes.together('the work directory is there')
     return loop.train(config, task, workdir, params)
 
 

@@ -1,13 +1,17 @@
 """A wish to stop, noticed between two steps."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+Wishes = Callable[[int], int | None]
+"""Asked once a step, with its number: the signal that wants the run to stop behind it, or None."""
+
 
 @contextmanager
-def wishes() -> Iterator[Callable[[], int | None]]:
+def wishes() -> Iterator[Wishes]:
     """What tells which of SIGTERM and SIGINT has come, None until then; a second one acts as it always does.
 
     One that the process was started to ignore, as by nohup or behind an &, stays ignored.  Outside of the main thread,
@@ -15,7 +19,7 @@ def wishes() -> Iterator[Callable[[], int | None]]:
     """
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+        yield lambda step: None
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
@@ -31,6 +35,21 @@ def wishes() -> Iterator[Callable[[], int | None]]:
     for number in before:
         signal.signal(number, note)
     try:
-        yield lambda: came[0] if came else None
+        yield lambda step: came[0] if came else None
     finally:
         restore()
+
+
+@contextmanager
+def common_wishes() -> Iterator[Wishes]:
+    """As `wishes` for the processes of one run: a signal to any of them is SIGTERM in all, behind the same step.
+
+    It needs the preemption service of `jax.distributed`, which has taken SIGTERM for itself.
+    """
+    from jax.experimental.multihost_utils import reached_preemption_sync_point
+
+    before = signal.signal(signal.SIGINT, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        yield lambda step: signal.SIGTERM if reached_preemption_sync_point(step) else None
+    finally:
+        signal.signal(signal.SIGINT, before)

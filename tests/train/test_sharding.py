@@ -5,13 +5,10 @@ import functools
 import jax
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
 
-from attnlab import config as configs
 from attnlab import tasks
-from attnlab.train import devices, loop, sharding
-from tests.tasks.conftest import tiny_config, tiny_language, tiny_transformer
-from tests.tasks.test_vision import tiny as tiny_vision
+from attnlab.train import loop
+from tests.tasks.conftest import tiny_language
 
 STEPS = 5
 SGD = dict(optimizer__name='sgd', optimizer__learning_rate='0.3', optimizer__warmup='1 steps', train__batch_size='16')

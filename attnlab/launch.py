@@ -1,0 +1,74 @@
+"""Several processes of one command on this machine, watched: where one fails, all end and it is named."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+GRACE = 10.0
+"""Seconds that the others have to end by themselves once one has failed."""
+
+_POLL = 0.1
+
+
+def launch(argv: Sequence[str], count: int) -> int:
+    """Runs `attnlab ARGV` as processes 0 to count - 1 of one run and returns its exit code.
+
+    That is 0 where all succeed, else the code of the first one that failed, 1 for one that was killed.  SIGTERM goes on
+    to all of them, SIGINT comes to them from the terminal.
+    """
+    address = f'127.0.0.1:{free_port()}'
+    command = [sys.executable, '-m', 'attnlab', *argv, f'--coordinator={address}']
+    processes = [subprocess.Popen([*command, f'--process={number}']) for number in range(count)]
+
+    def forward(number: int, frame: object) -> None:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        return _watch(processes)
+    finally:
+        for process in processes:
+            process.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch(processes: list[subprocess.Popen]) -> int:
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = [number for number, code in enumerate(codes) if code]
+        if failed:
+            return _ended(processes, failed[0])
+        if all(code == 0 for code in codes):
+            return 0
+        time.sleep(_POLL)
+
+
+def _ended(processes: list[subprocess.Popen], first: int) -> int:
+    """Waits for the others to end, ends those that do not, and tells of the first one; the exit code of all."""
+    limit = time.monotonic() + GRACE
+    while any(process.poll() is None for process in processes) and time.monotonic() < limit:
+        time.sleep(_POLL)
+    left = [process for process in processes if process.poll() is None]
+    for process in left:
+        process.kill()
+    code = processes[first].returncode
+    if code in (2, 128 + signal.SIGINT, 128 + signal.SIGTERM):  # its own line says why
+        return code
+    how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'ended with exit code {code}'
+    others = f'; {len(left)} that waited for it were stopped' if left else ''
+    line = f'process {first} of {len(processes)} {how}{others}; the same command goes on from the last checkpoint'
+    print('attnlab:', line, file=sys.stderr)
+    return 1
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens to."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,84 @@
+"""The processes of one run, on one machine or on many, each with devices of its own."""
+
+import os
+import sys
+import time
+from typing import NoReturn
+
+import jax
+import numpy as np
+
+from attnlab.errors import UserError
+
+HEARTBEAT = 10
+"""Seconds without a sign of life after which a process is given up, and with it the run."""
+
+
+def join(count: int | None, number: int | None, coordinator: str | None) -> None:
+    """Makes this process one of several; before any device is used.
+
+    count, number, coordinator: how many they are, which this is, HOST:PORT where number 0 listens.  All None: what
+    SLURM, Open MPI or a cloud's TPUs say of themselves.
+
+    Raises UserError where the others cannot be reached, and where the environment says nothing.
+    """
+    try:
+        jax.distributed.initialize(
+            coordinator, count, number, heartbeat_timeout_seconds=HEARTBEAT, shutdown_timeout_seconds=3 * HEARTBEAT
+        )
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f'the processes of the run do not come together: {str(error).splitlines()[0]}') from error
+    sys.excepthook = _told
+
+
+def _told(kind: type[BaseException], error: BaseException, trace: object) -> None:
+    """An error that nobody expected ends this process at once: its end is what the others notice.
+
+    Where it is they who are lost, a device says no more than that; the coordinator, which names them, is given time.
+    """
+    if issubclass(kind, jax.errors.JaxRuntimeError):
+        lines = str(error).splitlines() or [kind.__name__]
+        what = f'process {jax.process_index()}: another one was lost, or a device failed: {lines[0]}'
+        print('attnlab:', what, file=sys.stderr, flush=True)
+        time.sleep(2 * HEARTBEAT)  # it ends this process before, if it has something to say
+    else:
+        sys.__excepthook__(kind, error, trace)  # type: ignore[arg-type]
+    leave(1)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process at once; without it, it would wait for the others at its end, and they perhaps for it."""
+    if first():  # the others listen to it, and should first say what they themselves have to say
+        time.sleep(1.0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def several() -> bool:
+    """Whether there are others beside this one."""
+    return jax.process_count() > 1
+
+
+def first() -> bool:
+    """Whether this is the process that writes what all have in common."""
+    return jax.process_index() == 0
+
+
+def agreed(scores: dict[str, float]) -> dict[str, float]:
+    """The numbers that the first process has, in every one: a last bit that differs may decide what is the best."""
+    if not several():
+        return scores
+    from jax.experimental import multihost_utils
+
+    bits = np.array(list(scores.values()), np.float64).view(np.uint32)
+    agreed = np.asarray(multihost_utils.broadcast_one_to_all(bits)).view(np.float64)
+    return dict(zip(scores, agreed.tolist(), strict=True))
+
+
+def together(what: str) -> None:
+    """Waits until all processes have come here."""
+    if several():
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(what)

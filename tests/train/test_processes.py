@@ -1,0 +1,124 @@
+"""Runs of several processes, by the command line: the same numbers, and an end for all where one ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import attnlab
+from attnlab.launch import free_port
+from attnlab.train import metrics, run
+from tests.tasks.conftest import LINES, STEPS, TRANSFORMER, tiny_language
+
+CHANGES = {
+    'data.documents': 'lines', 'optimizer.name': 'sgd', 'optimizer.learning_rate': '0.3', 'train.batch_size': '16',
+    'train.eval_every': '5 steps', 'train.save_every': '5 steps', 'optimizer.schedule': 'constant',
+}  # fmt: skip
+TWO_BY_FOUR = '--xla_force_host_platform_device_count=4'
+
+
+def command(folder, workdir, *flags, **changes):
+    """The command line that trains a tiny language model."""
+    (folder / 'input.txt').write_text('\n'.join(LINES) + '\n')
+    fields = TRANSFORMER | STEPS | CHANGES | {'data.folder': str(folder)}
+    fields |= {key.replace('__', '.'): value for key, value in changes.items()}
+    experiment = Path(attnlab.__file__).parents[1] / 'experiments/language/shakespeare_char.py'
+    overrides = [f'--config.{key}={value}' for key, value in fields.items()]
+    return [
+        sys.executable, '-m', 'attnlab', 'train', f'--config={experiment}', f'--workdir={workdir}', *flags, *overrides
+    ]  # fmt: skip
+
+
+def started(argv):
+    env = {**os.environ, 'PYTHONPATH': str(Path(attnlab.__file__).parents[1]), 'XLA_FLAGS': TWO_BY_FOUR}
+    env['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=0'  # no second start, so that the process is the one that was started
+    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finished(argv):
+    process = started(argv)
+    output, _ = process.communicate(timeout=300)
+    return process.returncode, output
+
+
+def same(one, other, tolerance):
+    for a, b in zip(*(jax.tree.leaves(run.load(workdir).params) for workdir in (one, other)), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
+
+
+def alone(folder, workdir, steps):
+    changes = {key.replace('.', '__'): value for key, value in CHANGES.items()}
+    run.train(tiny_language(folder, train__duration=f'{steps} steps', **changes), workdir)
+
+
+@pytest.mark.parametrize('mesh', ['data=2,fsdp=2,tensor=2', pytest.param('data=8', marks=pytest.mark.slow)])
+def test_two_processes_of_four_devices_and_on_with_one(tmp_path, mesh):
+    alone(tmp_path, tmp_path / 'five', 5)
+    alone(tmp_path, tmp_path / 'ten', 10)
+    pair = tmp_path / 'pair'
+    code, output = finished(command(tmp_path, pair, '--processes=2', train__duration='5 steps', train__mesh=mesh))
+    assert code == 0, output
+    assert output.count('trained,') == 1
+    same(tmp_path / 'five', pair, 1e-5)
+    assert [record['step'] for record in metrics.read(pair) if record['split'] == 'train'] == [1, 2, 3, 4, 5]
+    (pair / 'config.json').unlink()  # which remembers the mesh and the duration
+    alone(tmp_path, pair, 10)
+    same(tmp_path / 'ten', pair, 1e-5)
+
+
+def children(pid):
+    listed = subprocess.run(['ps', '-o', 'pid=', '--ppid', str(pid)], capture_output=True, text=True).stdout
+    return sorted(map(int, listed.split()))
+
+
+def trained_a_while(workdir, process):
+    """Waits until a first checkpoint is there."""
+    limit = time.monotonic() + 200
+    while not any(name.name.isdecimal() for name in workdir.glob('checkpoints/*')):
+        assert process.poll() is None and time.monotonic() < limit, process.communicate()[0]
+        time.sleep(0.1)
+
+
+LONG = dict(train__duration='100000 steps', train__mesh='data=8', train__log_every='100 steps')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [0, 1])
+def test_where_one_dies_all_end_and_it_is_named(tmp_path, number):
+    workdir = tmp_path / 'run'
+    argv = command(tmp_path, workdir, '--processes=2', **LONG)
+    process = started(argv)
+    trained_a_while(workdir, process)
+    os.kill(children(process.pid)[number], signal.SIGKILL)
+    start = time.monotonic()
+    output, _ = process.communicate(timeout=60)
+    assert time.monotonic() - start < 30
+    assert process.returncode == 1
+    assert f'process {number} of 2 was killed by SIGKILL' in output
+    again = started(argv)
+    time.sleep(20)
+    again.send_signal(signal.SIGTERM)
+    output, _ = again.communicate(timeout=120)
+    assert again.returncode == 128 + signal.SIGTERM, output
+    assert 'continues from step' in output and 'SIGTERM: saved at step' in output
+
+
+@pytest.mark.slow
+def test_a_peer_that_is_lost_ends_the_run_without_a_launcher(tmp_path):
+    workdir = tmp_path / 'run'
+    hands = ['--processes=2', f'--coordinator=127.0.0.1:{free_port()}']
+    pair = [started(command(tmp_path, workdir, *hands, f'--process={i}', **LONG)) for i in (0, 1)]
+    trained_a_while(workdir, pair[0])
+    pair[1].kill()
+    start = time.monotonic()
+    output, _ = pair[0].communicate(timeout=60)
+    assert time.monotonic() - start < 30
+    pair[1].communicate()
+    assert pair[0].returncode != 0
+    assert 'unhealthy (stopped sending heartbeats):\n1\n' in output, output
