@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from attnlab import environment
 from attnlab.errors import RunError, Stopped, UserError
 from attnlab.flags import Command, Flag, nearest, number, parse
 
@@ -16,7 +17,7 @@ from attnlab.flags import Command, Flag, nearest, number, parse
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns the exit code; None for that of the process."""
     if argv is None and sys.argv[1:2] and sys.argv[1] in _COMPUTING:
-        _ask_for_large_pages()
+        environment.ask_for_large_pages()
     code = _run(list(sys.argv[1:] if argv is None else argv))
     joined = sys.modules.get('attnlab.train.processes')
     if code and joined and joined.several():  # at a usual end it would wait for the others, and they for it
@@ -58,47 +59,7 @@ def _dispatch(argv: list[str]) -> int | None:
             raise UserError(f'a command is missing: one of {", ".join(_COMMANDS)}; attnlab --help tells more')
 
 
-def _ask_for_large_pages() -> None:
-    """Starts the process once more with memory in large pages, for which glibc takes a wish at the start only.
-
-    A training step on a CPU takes and returns large arrays.  Who sets GLIBC_TUNABLES, to whatever, has no second start.
-    """
-    import os
-
-    if sys.platform == 'linux' and sys.executable and 'GLIBC_TUNABLES' not in os.environ:
-        os.environ['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=1'
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
 # The commands
-
-
-_CPU_DEVICES = 8
-"""At most so many cores of a CPU are devices of their own, which share a batch; each uses the others' cores too."""
-
-
-def _prepare(processes: int = 1, number: int = 0) -> None:
-    """Log lines of ours on the screen, compiled programs kept from one start to the next, and a device a core.
-
-    processes, number: so many share the cores, and which of them this is; log lines are the first one's.
-    """
-    import logging
-    import os
-
-    logging.basicConfig(level=logging.WARNING if number else logging.INFO, format='%(message)s')
-    for library in ('absl', 'jax', 'orbax'):
-        logging.getLogger(library).setLevel(logging.WARNING)
-    cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'attnlab' / 'jax'
-    os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(cache))
-    # JAX keeps only what took it a second; half of a small experiment's start is programs below that.
-    os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
-    if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
-        usable = getattr(os, 'sched_getaffinity', None)  # Linux: what a container allows, not what the machine has
-        cores = min(max((len(usable(0)) if usable else os.cpu_count() or 1) // processes, 1), _CPU_DEVICES)
-        # The devices of a busy machine may wait for each other longer than the 40 seconds after which XLA gives up.
-        wishes = {'force_host_platform_device_count': cores, 'cpu_collective_call_terminate_timeout_seconds': 600}
-        flags = [f'--xla_{name}={value}' for name, value in wishes.items()]
-        os.environ['XLA_FLAGS'] = ' '.join([*os.environ.get('XLA_FLAGS', '').split(), *flags])
 
 
 def _train(given: argparse.Namespace) -> int | None:
@@ -114,9 +75,9 @@ def _train(given: argparse.Namespace) -> int | None:
     if count and number is None:
         from attnlab.launch import launch
 
-        _prepare(count)
+        environment.prepare(count)
         return launch(sys.argv[1:], count)
-    _prepare(number=number or 0)
+    environment.prepare(number=number or 0)
     from attnlab.train import processes, run
 
     if given.processes:
@@ -143,7 +104,7 @@ def _processes(given: argparse.Namespace) -> tuple[int | None, int | None]:
 def _eval(given: argparse.Namespace) -> None:
     workdir = _run_directory(given.workdir)
 
-    _prepare()
+    environment.prepare()
     from attnlab.report import page, screen
     from attnlab.train import run
 
@@ -160,7 +121,7 @@ def _translate(given: argparse.Namespace) -> None:
         if not sentence.strip():
             raise UserError(f'sentence {at} is empty')
 
-    _prepare()
+    environment.prepare()
     from attnlab import tasks
     from attnlab.train import run
 
@@ -174,7 +135,7 @@ def _generate(given: argparse.Namespace) -> None:
     workdir = _run_directory(given.workdir)
     numbers = {name: number(name, getattr(given, name), kind) for name, kind in _GENERATED.items()}
 
-    _prepare()
+    environment.prepare()
     from attnlab import tasks
     from attnlab.train import run
 
@@ -194,7 +155,7 @@ def _attend(given: argparse.Namespace) -> None:
     if not texts or not all(text.strip() for text in texts):
         raise UserError('attend expects a text in quotes, an image, or several')
 
-    _prepare()
+    environment.prepare()
     from attnlab import tasks
     from attnlab.train import run
 
@@ -208,10 +169,16 @@ def _count(given: argparse.Namespace) -> None:
 
     config = configs.load(given.config, given.overrides)
 
-    _prepare()
-    from attnlab.train import count
+    environment.prepare()
+    if given.mesh is None:
+        from attnlab.train import count
 
-    print(count.table(*count.count(config)))
+        print(count.table(*count.count(config)))
+    else:
+        from attnlab.train import devices, traffic
+
+        environment.pretend(devices.number_of(given.mesh))
+        print(traffic.table(*traffic.count(config, given.mesh)))
 
 
 def _aer(given: argparse.Namespace) -> None:
@@ -299,7 +266,10 @@ _COMMANDS = {
     'count': Command(
         _count,
         'parameters, FLOP and memory of a config, layer by layer, with nothing allocated',
-        (Flag('config', 'FILE[:ARG]', 'experiment file with get_config(arg), and its argument', needed=True),),
+        (
+            Flag('config', 'FILE[:ARG]', 'experiment file with get_config(arg), and its argument', needed=True),
+            Flag('mesh', 'SIZES', 'bytes of a device and what a step sends instead, on a mesh as in data=8,tensor=8'),
+        ),
         overrides=True,
     ),
     'aer': Command(

@@ -7,13 +7,14 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / 'attnlab'
 # From the top.  A config knows nothing but the errors, so every room that reads one stands above it.
-ROOMS = 'cli bench report train tasks decode models layers kernels data config flags launch errors'.split()
+ROOMS = 'cli bench report train tasks decode models layers kernels data config flags launch environment errors'.split()
 FORBIDDEN = {
     'kernels': {'flax', 'optax', 'orbax'},
     'data': {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex', 'jaxtyping'},
     'config': {'jax', 'flax', 'numpy'},
     'flags': {'jax', 'flax', 'numpy'},
     'launch': {'jax', 'flax', 'numpy'},
+    'environment': {'jax', 'flax', 'numpy'},
     'errors': {'jax', 'flax', 'numpy'},
     'report': {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex'},
 }

@@ -56,21 +56,28 @@ def layout(parallel: str, mesh: str, rows: int) -> Layout:
 
     Raises UserError for devices that are not there, and for a number that does not divide the rows.
     """
-    devices = jax.devices()
-    sizes = _filled(sizes_of(mesh), rows, len(devices), mesh)
-    count = math.prod(sizes.values())
-    if jax.process_count() > 1 and count < len(devices):
-        raise UserError(f'train.mesh is {mesh!r}, {count} devices; expected all {len(devices)} of the processes')
     match parallel:
         case 'jit':
-            return over(make_mesh(sizes, devices[:count]))
+            return _jit(mesh_of(mesh, rows))
         case 'pmap':
-            if count > sizes['data'] or jax.process_count() > 1:
+            found = mesh_of(mesh, rows)
+            if found.size > found.shape['data'] or jax.process_count() > 1:
                 wanted = 'data alone, in one process'
                 raise UserError(f"train.parallel is 'pmap' and train.mesh {mesh!r}; expected {wanted}")
-            return _pmap(devices[:count])
+            return _pmap(list(found.devices.flat))
         case other:
             raise UserError(f"train.parallel is {other!r}; expected 'jit' or 'pmap'")
+
+
+def mesh_of(text: str, rows: int) -> Mesh:
+    """The mesh that `layout` speaks of, over the first devices there are; errors as there."""
+    devices = jax.devices()
+    sizes = _filled(sizes_of(text), rows, len(devices), text)
+    count = math.prod(sizes.values())
+    if jax.process_count() > 1 and count < len(devices):
+        raise UserError(f'train.mesh is {text!r}, {count} devices; expected all {len(devices)} of the processes')
+    # Auto: the compiler divides what is not said, as optax and Flax know of no mesh.
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes), devices=devices[:count])
 
 
 def sizes_of(mesh: str) -> dict[str, int]:
@@ -82,6 +89,14 @@ def sizes_of(mesh: str) -> dict[str, int]:
             raise UserError(f"train.mesh has {part!r}; expected sizes as in 'data=2,tensor=4', of {', '.join(AXES)}")
         sizes[name] = int(size)
     return sizes
+
+
+def number_of(mesh: str) -> int:
+    """The devices of a mesh that says them all; raises UserError for one that leaves them open."""
+    sizes = sizes_of(mesh)
+    if not sizes['data']:
+        raise UserError(f'--mesh is {mesh!r}; expected a number of devices for data too')
+    return math.prod(sizes.values())
 
 
 def _filled(sizes: dict[str, int], rows: int, available: int, mesh: str) -> dict[str, int]:
@@ -99,22 +114,13 @@ def _filled(sizes: dict[str, int], rows: int, available: int, mesh: str) -> dict
     return sizes
 
 
-def make_mesh(sizes: dict[str, int], devices: Any) -> Mesh:
-    """A mesh of the devices, those next to each other that send most."""
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes), devices=devices)
-
-
-def over(mesh: Mesh) -> Layout:
-    """One program over a mesh with all axes of `attnlab.kernels.axes`."""
+def _jit(mesh: Mesh) -> Layout:
     everywhere = NamedSharding(mesh, PartitionSpec())
-    sizes = dict(mesh.shape)
     context = lambda: jax.set_mesh(mesh) if mesh.size > 1 else contextlib.nullcontext()
 
-    def placed(tree: Any) -> Any:
-        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), sharding.specs(tree, sizes))
-
     def start(make: Callable[..., Any], *args: Any) -> Any:
-        return jax.jit(make, out_shardings=placed(jax.eval_shape(make, *args)))(*args)
+        placed = stored(jax.eval_shape(make, *args), mesh)
+        return jax.jit(make, out_shardings=jax.tree.map(lambda x: x.sharding, placed))(*args)
 
     def compiled(step: Callable[..., Any], state: Any) -> Callable[..., Any]:
         shardings = jax.tree.map(lambda x: x.sharding, state), everywhere
@@ -127,7 +133,7 @@ def over(mesh: Mesh) -> Layout:
         return in_context
 
     def sent(x: Any) -> jax.Array:
-        return jax.make_array_from_callback(x.shape, NamedSharding(mesh, batch_spec(x.shape, sizes)), lambda at: x[at])
+        return jax.make_array_from_callback(x.shape, NamedSharding(mesh, batch_spec(x.shape, mesh)), lambda at: x[at])
 
     def local(tree: Any) -> Any:
         gather = jax.jit(lambda x: x, out_shardings=everywhere)
@@ -139,13 +145,11 @@ def over(mesh: Mesh) -> Layout:
         axis=None,
         constrain=lambda parts: jax.tree.map(
             lambda x: jax.lax.with_sharding_constraint(
-                x, NamedSharding(mesh, PartitionSpec(None, *batch_spec(x.shape[1:], sizes)))
+                x, NamedSharding(mesh, PartitionSpec(None, *batch_spec(x.shape[1:], mesh)))
             ),
             parts,
         ),
-        stored=lambda tree: jax.tree.map(
-            lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree, placed(tree)
-        ),
+        stored=lambda tree: stored(tree, mesh),
         start=start,
         state=lambda tree: tree,
         kept=lambda tree: tree,
@@ -155,12 +159,18 @@ def over(mesh: Mesh) -> Layout:
     )
 
 
-def batch_spec(shape: tuple[int, ...], sizes: dict[str, int]) -> PartitionSpec:
+def stored(tree: Any, mesh: Mesh) -> Any:
+    """The shapes of a state with the places that rules give it on a mesh."""
+    where = lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+    return jax.tree.map(where, tree, sharding.specs(tree, mesh.shape))
+
+
+def batch_spec(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
     """How an array [B, ...] of a batch is divided: its rows, and over `sequence` what comes next.
 
     Raises UserError where that does not divide it.
     """
-    parts = sizes[TOKENS]
+    parts = mesh.shape[TOKENS]
     if len(shape) < 2 or parts == 1:
         return PartitionSpec(ROWS)
     if shape[1] % parts:

@@ -1,0 +1,51 @@
+"""What a process asks of its system and of JAX before either starts to compute."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+_DEVICES = 'force_host_platform_device_count'
+
+CPU_DEVICES = 8
+"""At most so many cores of a CPU are devices of their own, which share a batch; each uses the others' cores too."""
+
+
+def ask_for_large_pages() -> None:
+    """Starts the process once more with memory in large pages, for which glibc takes a wish at the start only.
+
+    A training step on a CPU takes and returns large arrays.  Who sets GLIBC_TUNABLES, to whatever, has no second start.
+    """
+    if sys.platform == 'linux' and sys.executable and 'GLIBC_TUNABLES' not in os.environ:
+        os.environ['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=1'
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def prepare(processes: int = 1, number: int = 0) -> None:
+    """Log lines of ours on the screen, compiled programs kept from one start to the next, and a device a core.
+
+    processes, number: so many share the cores, and which of them this is; log lines are the first one's.
+    """
+    logging.basicConfig(level=logging.WARNING if number else logging.INFO, format='%(message)s')
+    for library in ('absl', 'jax', 'orbax'):
+        logging.getLogger(library).setLevel(logging.WARNING)
+    cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'attnlab' / 'jax'
+    os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(cache))
+    # JAX keeps only what took it a second; half of a small experiment's start is programs below that.
+    os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
+    if _DEVICES not in os.environ.get('XLA_FLAGS', ''):
+        usable = getattr(os, 'sched_getaffinity', None)  # Linux: what a container allows, not what the machine has
+        cores = len(usable(0)) if usable else os.cpu_count() or 1
+        # The devices of a busy machine may wait for each other longer than the 40 seconds after which XLA gives up.
+        wish = f'--xla_{_DEVICES}={min(max(cores // processes, 1), CPU_DEVICES)}'
+        _add_flags(wish, '--xla_cpu_collective_call_terminate_timeout_seconds=600')
+
+
+def pretend(devices: int) -> None:
+    """So many devices of a CPU, to compile for; before any is used."""
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    _add_flags(f'--xla_{_DEVICES}={devices}')  # the last one counts
+
+
+def _add_flags(*flags: str) -> None:
+    os.environ['XLA_FLAGS'] = ' '.join([*os.environ.get('XLA_FLAGS', '').split(), *flags])

@@ -1,0 +1,93 @@
+"""What a mesh costs, counted without running anything, against what lies on devices and what is sent."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from attnlab import cli, tasks
+from attnlab.errors import UserError
+from attnlab.train import loop, traffic
+from tests.tasks.conftest import tiny_language
+
+WIDE = dict(model__layers='1', model__width='64', model__heads='4', train__batch_size='8')
+
+
+def program(f, *args):
+    return jax.jit(f).lower(*args).compile().as_text()
+
+
+def over(*axes):
+    mesh = jax.make_mesh((8,), ('x',), (AxisType.Auto,))
+    return NamedSharding(mesh, P(*axes))
+
+
+def test_sums_and_gathers_are_found():
+    whole, parts = over(), over('x')
+    x = jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=parts)
+    assert traffic.collectives(program(lambda x: jnp.sum(x * 2, axis=0), x)) == [('all-reduce', 1, 16)]
+    gathered = jax.jit(lambda x: x * 2, out_shardings=whole).lower(x).compile().as_text()
+    assert traffic.collectives(gathered) == [('all-gather', 1, 256)]
+    assert traffic.collectives(program(lambda x: x * 2, x)) == []
+
+
+def test_those_in_a_loop_count_as_often_as_it_turns():
+    x = jax.ShapeDtypeStruct((16, 16), jnp.float32, sharding=over('x'))
+
+    def f(x):
+        return jax.lax.scan(lambda y, _: (y + jnp.sum(y * x, axis=0, keepdims=True), None), x, length=5)[0]
+
+    def nested(x):
+        return jax.lax.scan(lambda y, _: (f(y), None), x, length=3)[0]
+
+    [found] = traffic.collectives(program(f, x))
+    assert found == ('all-reduce', 5, 5 * 64)
+    [found] = traffic.collectives(program(nested, x))
+    assert found == ('all-reduce', 15, 15 * 64)
+
+
+def test_a_loop_of_unknown_turns_is_refused():
+    x = jax.ShapeDtypeStruct((16, 16), jnp.float32, sharding=over('x'))
+    f = lambda x: jax.lax.while_loop(lambda y: jnp.sum(y) < 100, lambda y: y + 1, x)
+    with pytest.raises(ValueError, match='in a loop that turns as often as values say'):
+        traffic.collectives(program(f, x))
+
+
+@pytest.mark.parametrize('mesh', ['fsdp=8', 'fsdp=2,tensor=4'])
+def test_what_lies_on_a_device_is_what_was_counted(tmp_path, mesh):
+    config = tiny_language(tmp_path, train__mesh=mesh, **WIDE)
+    task = tasks.module(config).build(config, tmp_path / 'run')
+    _, _, optimize = loop.recipe(config, task.examples)
+    state = loop.layout_of(config).start(functools.partial(loop.initial, task, optimize, config.seed))
+    held, sent = traffic.count(config, mesh)
+
+    def measured(tree, device):
+        shards = [shard for x in jax.tree.leaves(tree) for shard in x.addressable_shards]
+        return sum(shard.data.nbytes for shard in shards if shard.device == device)
+
+    for device in jax.devices():
+        assert measured(state.params, device) == pytest.approx(held['parameters'], rel=0.05)
+        assert measured(state.optimizer, device) == pytest.approx(held["optimizer's state"], rel=0.05)
+    whole = traffic.count(config, 'data=1')[0]['parameters']
+    assert held['parameters'] < 0.25 * whole
+    assert {each.kind for each in sent} >= {'all-gather', 'all-reduce'}
+
+
+def test_by_the_command_line(capsys, monkeypatch):
+    monkeypatch.setattr('attnlab.environment.pretend', lambda devices: None)
+    common = ['count', '--config=experiments/vision/digits.py', '--config.model.layers=1']
+    assert cli.main([*common, '--mesh=data=4,tensor=2']) == 0
+    printed = capsys.readouterr().out
+    assert 'on each device' in printed and 'all-reduce' in printed and "optimizer's state" in printed
+    assert cli.main([*common, '--mesh=data=0']) == 2
+    assert "--mesh is 'data=0'; expected a number of devices for data too" in capsys.readouterr().err
+    assert cli.main([*common, '--mesh=data=3']) == 2
+    assert 'rows in 3; expected a divisor of the 64 rows' in capsys.readouterr().err
+
+
+def test_a_mesh_that_does_not_divide_is_refused(tmp_path):
+    with pytest.raises(UserError, match='expected a divisor of the 8 rows'):
+        traffic.count(tiny_language(tmp_path, **WIDE), 'data=3')
