@@ -56,8 +56,8 @@ def dot_product(call: Call) -> Attended:
     _refuse(call, mesh.shape[axes.TOKENS])
     if 0 in call.query.shape or 0 in call.value.shape:  # nothing to divide
         return dense.dot_product(call._replace(block_sizes=None))
-    ring, floats, others = _prepare(call, mesh, jax.default_backend())
-    attended: Any = _attend(ring, floats, others)
+    floats, others = _arrays(call)
+    attended: Any = _attend(divided(call, mesh, jax.default_backend()), floats, others)
     output, total = attended
     sums = total.dtype
     alone = jnp.full((), jnp.finfo(sums).min) if call.sinks is None else floats['sinks'][None, :, :, None]
@@ -95,9 +95,9 @@ def _refuse(call: Call, size: int) -> None:
             raise NotImplementedError(f'{name}: {reason}')
 
 
-def _prepare(call: Call, mesh: AbstractMesh, platform: str) -> tuple[Ring, Arrays, Arrays]:
-    """What is fixed, the arrays that have a gradient, and the others."""
-    (B, T, N, H), (S, K) = call.query.shape, call.key.shape[1:3]
+def divided(call: Call, mesh: AbstractMesh, platform: str) -> Ring:
+    """How the call lies on the devices of the mesh.  Raises NotImplementedError where no tile size fits."""
+    (B, T, N, _), (S, K) = call.query.shape, call.key.shape[1:3]
     size, rules = mesh.shape[axes.TOKENS], call.rules
     heads = axes.HEADS if axes.HEADS in mesh.shape and K % mesh.shape[axes.HEADS] == 0 else None  # then N does too
     folded = rules.is_causal and size > 1 and T % (2 * size) == S % (2 * size) == 0
@@ -107,17 +107,23 @@ def _prepare(call: Call, mesh: AbstractMesh, platform: str) -> tuple[Ring, Array
         Grid(T // size, S // size, queries, keys), T, rules.is_causal, rules.window, call.logits_soft_cap,
         call.dropout_rate, rules.restrict(), platform != 'cpu' and B > 1,
     )  # fmt: skip
+    return Ring(plan, mesh, _rows(mesh, B), heads, folded)
+
+
+def _arrays(call: Call) -> tuple[Arrays, Arrays]:
+    """Those that have a gradient, and the others, by the names and with the axes of `LETTERS`."""
+    (B, T, N, H), K = call.query.shape, call.key.shape[2]
     wide = jnp.promote_types(call.query.dtype, jnp.float32)
     query = (call.query.astype(wide) * call.scale).swapaxes(1, 2).reshape(B, K, N // K, T, H)
     floats = {'query': query, 'key': call.key.swapaxes(1, 2), 'value': call.value.swapaxes(1, 2)}
     for name, x in (('sinks', call.sinks), ('slopes', call.alibi_slopes)):
         if x is not None:
             floats[name] = x.astype(wide).reshape(K, N // K)
-    others = {name: getattr(rules, name) for name in LETTERS if getattr(rules, name, None) is not None}
+    others = {name: getattr(call.rules, name) for name in LETTERS if getattr(call.rules, name, None) is not None}
     others['number'] = jnp.arange(B)
     if call.dropout_rate and call.dropout_rng is not None:
         others['words'] = dropout.seed(call.dropout_rng)
-    return Ring(plan, mesh, _rows(mesh, B), heads, folded), floats, others
+    return floats, others
 
 
 def _rows(mesh: AbstractMesh, B: int) -> tuple[str, ...]:
@@ -205,7 +211,8 @@ def _homes(size: int, chunk: int) -> list[tuple[int, int]]:
 
     The even chunks have one home each and so have the odd ones: two permutations take everything home.
     """
-    return [(device, min(at, 2 * size - 1 - at)) for device in range(size) for at in [2 * device + chunk]]
+    numbers = range(chunk, 2 * size, 2)
+    return [(device, min(number, 2 * size - 1 - number)) for device, number in enumerate(numbers)]
 
 
 def _fold(x: Array, axis: int, size: int) -> Array:
@@ -260,9 +267,10 @@ def _inputs(ring: Ring, arrays: Arrays, turn: Int[Array, '']) -> tuple[flash.Flo
     return floats, flash.Others(rules, number, arrays.get('words'))
 
 
-def _round(ring: Ring, arrays: Arrays) -> tuple[Arrays, Arrays]:
+def _parted(arrays: Arrays) -> tuple[Arrays, Arrays]:
     """What stays and what goes round."""
-    return tuple({name: x for name, x in arrays.items() if ('S' in LETTERS[name]) is goes} for goes in (False, True))
+    going = {name: x for name, x in arrays.items() if 'S' in LETTERS[name]}
+    return {name: x for name, x in arrays.items() if name not in going}, going
 
 
 def _pass_on(ring: Ring, tree: Any) -> Any:
@@ -275,7 +283,7 @@ def _forward_part(ring: Ring, arrays: Arrays) -> Arrays:
     """Output and the log of the sum of a device's queries."""
     query, value = arrays['query'], arrays['value']
     lowest = jnp.finfo(query.dtype).min
-    own, going = _round(ring, arrays)
+    own, going = _parted(arrays)
 
     def turn(state: tuple, number: Array) -> tuple[tuple, None]:
         going, output, total = state
@@ -301,7 +309,7 @@ def _merged(output: Array, total: Array, more: Array, log: Array) -> tuple[Array
 def _backward_part(ring: Ring, arrays: Arrays) -> Arrays:
     """The gradients of all that has one, of a device's queries and keys."""
     saved = [arrays.pop(name) for name in ('output', 'total', 'cotangent')]
-    own, going = _round(ring, arrays)
+    own, going = _parted(arrays)
     wide = arrays['query'].dtype
     zeros = lambda names: {name: jnp.zeros(arrays[name].shape, wide) for name in names if name in arrays}
 

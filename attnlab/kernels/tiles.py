@@ -55,12 +55,12 @@ def table(grid: Grid, rules: Rules, is_causal: bool, window: tuple[int, int] | N
     """
     across, along = grid.T // grid.queries, grid.S // grid.keys
     some, every = jnp.ones((across, along), bool), jnp.ones((across, along), bool)
-    row = start(rules.query_starts, jnp.arange(across), grid.queries)
-    column = start(rules.key_starts, jnp.arange(along), grid.keys)
-    low, high = _extremes(rules.query_positions, row, grid.queries)
-    least, most = _extremes(rules.key_positions, column, grid.keys)
+    queries = start(rules.query_starts, jnp.arange(across), grid.queries)
+    keys = start(rules.key_starts, jnp.arange(along), grid.keys)
+    low, high = _extremes(rules.query_positions, queries, grid.queries)
+    least, most = _extremes(rules.key_positions, keys, grid.keys)
     low, high, least, most = low[:, None], high[:, None], least[None], most[None]
-    row, column = row[:, None], column[None]
+    row, column = queries[:, None], keys[None]
     if rules.mask is not None:
         every &= False
     if (length := rules.query_seq_lengths) is not None:
@@ -68,8 +68,8 @@ def table(grid: Grid, rules: Rules, is_causal: bool, window: tuple[int, int] | N
     if (length := rules.key_value_seq_lengths) is not None:
         some, every = some & (column < length), every & (column + grid.keys <= length)
     if rules.query_segment_ids is not None:
-        lowest, highest = (x[:, None] for x in _extremes(rules.query_segment_ids, row, grid.queries))
-        smallest, largest = (x[None] for x in _extremes(rules.key_segment_ids, column, grid.keys))
+        lowest, highest = (x[:, None] for x in _extremes(rules.query_segment_ids, queries, grid.queries))
+        smallest, largest = (x[None] for x in _extremes(rules.key_segment_ids, keys, grid.keys))
         some &= (smallest <= highest) & (largest >= lowest)
         every &= (smallest == largest) & (lowest == highest) & (smallest == lowest)
     if is_causal:
