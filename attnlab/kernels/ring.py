@@ -9,6 +9,7 @@ device d works on the chunks d and 2 n - 1 - d (as in zhuzilin's zigzag; Brandon
 the problem and another order): in every turn each sees as many pairs, and the tiles that none sees are skipped.
 """
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -103,11 +104,13 @@ def divided(call: Call, mesh: AbstractMesh, platform: str) -> Ring:
     folded = rules.is_causal and size > 1 and T % (2 * size) == S % (2 * size) == 0
     chunks = size * (2 if folded else 1)
     queries, keys = _blocks(call, T // chunks, S // chunks, N // (mesh.shape[heads] if heads else 1), platform)
+    rows = _rows(mesh, B)
+    several = B > math.prod(mesh.shape[axis] for axis in rows)  # batch rows on a device
     plan = flash.Plan(
         Grid(T // size, S // size, queries, keys), T, rules.is_causal, rules.window, call.logits_soft_cap,
-        call.dropout_rate, rules.restrict(), platform != 'cpu' and B > 1,
+        call.dropout_rate, rules.restrict(), platform != 'cpu' and several,
     )  # fmt: skip
-    return Ring(plan, mesh, _rows(mesh, B), heads, folded)
+    return Ring(plan, mesh, rows, heads, folded)
 
 
 def _arrays(call: Call) -> tuple[Arrays, Arrays]:
@@ -317,9 +320,7 @@ def _backward_part(ring: Ring, arrays: Arrays) -> Arrays:
         going, travelling, staying = state
         floats, others = _inputs(ring, own | going, number)
         made = flash.gradients(ring.plan, floats, others, *saved)._asdict()
-        travelling, staying = (
-            {name: x + made[name] for name, x in sums.items()} for sums in (travelling, staying)
-        )
+        travelling, staying = ({name: x + made[name] for name, x in sums.items()} for sums in (travelling, staying))
         return (_pass_on(ring, going), _pass_on(ring, travelling), staying), None
 
     start = going, zeros(('key', 'value')), zeros(('query', 'slopes'))
