@@ -62,13 +62,13 @@ CASES = {
              'key_positions': np.asarray(masks.restarting(jnp.asarray(IDS)))},
     ),
     'across': (
-        {'S': 48, 'sinks': (N,)},
+        {'S': 48},
         {'local_window_size': (9, 4), 'query_positions': np.arange(T)[None, ::-1] + np.array([[3], [9]]),
          'query_segment_ids': np.arange(T)[None] % 3, 'key_segment_ids': np.arange(48)[None] % 2},
     ),
     'prefix': ({'S': 64}, {'is_causal': True, 'prefix_lengths': np.array([41, 0]), 'dropout_rate': 0.5}),
 }  # fmt: skip
-"""Arrays beside query, key and value (and S, the keys), and other arguments; `all` has empty rows."""
+"""Arrays beside query, key and value (and S, the keys), and other arguments; `all` and `across` have empty rows."""
 
 MESHES = {
     'of_2-sequence': ({'sequence': 2}, ('causal',)),
@@ -153,19 +153,19 @@ def test_sums_over_the_devices_are_wide():
         assert np.all(off <= 2**-8 * np.abs(exact) + 1e-5 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize('case', ['plain', 'causal'])
-def test_divided_arrays_stay_divided_and_only_go_round(case):
-    mesh = mesh_of({'data': 1, 'sequence': 4, 'tensor': 1})
+@pytest.mark.parametrize('case, sizes', [('causal', (1, 4, 1)), ('plain', (2, 2, 1)), ('causal', (1, 2, 2))])
+def test_divided_arrays_stay_divided_and_only_go_round(case, sizes):
+    mesh = mesh_of(dict(zip(('data', 'sequence', 'tensor'), sizes, strict=True)))
+    divided = NamedSharding(mesh, P('data', 'sequence', 'tensor'))
     given, kwargs, cotangent, result = judged(case)
-    given, cotangent = jax.device_put((given, cotangent), NamedSharding(mesh, P('data', 'sequence', 'tensor')))
+    given, cotangent = jax.device_put((given, cotangent), divided)
     with jax.set_mesh(mesh):
         compiled = program(kwargs)[0].lower(given, cotangent, {}).compile()
         sent = re.findall(r'(all-\w+|reduce-scatter|collective-\w+|ragged-\w+)(?:-start)?\(', compiled.as_text())
         made = compiled(given, cotangent, {})
     assert set(sent) == {'collective-permute'}
     oracle.hold(*made, result, given)
-    for x in (made[0], *made[3].values()):
-        assert x.sharding.is_equivalent_to(NamedSharding(mesh, P(None, 'sequence')), x.ndim)
+    assert all(x.sharding.is_equivalent_to(divided, x.ndim) for x in (made[0], *made[3].values()))
 
 
 def on_each(jaxpr):
