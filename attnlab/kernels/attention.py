@@ -85,7 +85,8 @@ def dot_product_attention(
       qk_norm: 'l2' (Henry et al. 2020) or 'rms' (Dehghani et al. 2023) normalises every query and key head first.
       dropout_rate, dropout_rng: drops weights, independently for every batch row, head, query and key, and rescales;
         the same weights whatever the implementation.
-      implementation: a name in `IMPLEMENTATIONS`, or several, tried in order; None takes the fastest that serves.
+      implementation: a name in `IMPLEMENTATIONS`, or several, tried in order; None takes the fastest that serves, which
+        is 'ring' where the mesh in context divides tokens over devices.
       block_sizes: (queries, keys) of one block, for implementations that have blocks; None lets them choose.
       return_residual: also the logarithm of the softmax's sum, [B, T, N], with no gradient.
       return_weights: also the weights [B, N, T, S], before dropout.

@@ -147,8 +147,9 @@ def _blocks(call: Call, queries: int, keys: int, N: int, platform: str) -> tuple
     for name, chunk, limit, step in zip(('query', 'key'), (queries, keys), limits, steps, strict=True):
         if chunk % step:
             raise NotImplementedError(f'dropout_rate: ring draws for pairs of keys, and a device has {chunk} in a row')
-        largest = next(x for x in range(min(limit, chunk) // step * step, 0, -step) if chunk % x == 0)
-        if largest < min(limit, chunk) // 8:
+        limit = max(min(limit, chunk) // step, 1) * step
+        largest = next(x for x in range(limit, 0, -step) if chunk % x == 0)
+        if largest < limit // 8:
             raise NotImplementedError(f'{name}: chunks of {chunk} tokens do not divide into tiles of up to {limit}')
         sizes.append(largest)
     return sizes[0], sizes[1]

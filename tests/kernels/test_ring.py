@@ -54,7 +54,7 @@ CASES = {
     'all': (
         {'sinks': (N,), 'alibi_slopes': (N,)},
         {'is_causal': True, 'local_window_size': (11, 3), 'logits_soft_cap': 1.5, 'dropout_rate': 0.3,
-         'query_seq_lengths': np.array([T, 21]), 'key_value_seq_lengths': np.array([T - 3, 0])},
+         'query_seq_lengths': np.array([T, 21]), 'key_value_seq_lengths': np.array([T - 3, 9])},
     ),
     'packed': (
         {}, {'is_causal': True, 'query_segment_ids': IDS, 'key_segment_ids': IDS,
@@ -319,6 +319,30 @@ def test_the_gradient_finds_the_mesh_of_its_forward():
     with jax.set_mesh(mesh_of({'sequence': 2})):
         _, back = jax.vjp(lambda x: dot_product_attention(x, query, query, implementation='ring'), query)
     assert back(query)[0].shape == query.shape
+
+
+@pytest.mark.parametrize('T, causal, rate, blocks, expected', [
+    (64, True, 0.0, (64, 64), (8, 8)),  # a chunk of a device
+    (64, False, 0.0, (64, 64), (16, 16)),
+    (60, True, 0.0, (64, 64), (15, 15)),  # where no two chunks are to be had
+    (4 * 780, False, 0.0, (512, 512), (390, 390)),
+    (64, True, 0.5, (1, 1), (1, 2)),
+    (4 * 90, False, 0.5, (45, 45), (45, 30)),
+])  # fmt: skip
+def test_tiles_divide_chunks(T, causal, rate, blocks, expected):
+    mesh = AbstractMesh((4,), ('sequence',))
+    array = jax.ShapeDtypeStruct((1, T, 1, 1), 'float32')
+    call = Call(array, array, array, Visibility(is_causal=causal), 1.0, dropout_rate=rate, block_sizes=blocks)
+    grid = ring.divided(call, mesh, 'cpu').plan.grid
+    assert (grid.queries, grid.keys) == expected
+
+
+def test_a_lone_row_skips_tiles_on_every_platform():
+    """Several rows at once would have one branch for all: none."""
+    mesh = AbstractMesh((4, 2), ('data', 'sequence'))
+    array = lambda B: jax.ShapeDtypeStruct((B, 4, 1, 1), 'float32')
+    together = lambda B: ring.divided(Call(*(array(B),) * 3, Visibility(), 1.0), mesh, 'gpu').plan.together
+    assert [together(B) for B in (1, 4, 8)] == [False, False, True]
 
 
 def test_rows_take_the_axes_that_divide_them():
