@@ -10,7 +10,7 @@ import pytest
 _CACHE = Path(__file__).resolve().parents[1] / '.cache' / 'jax'
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8 ' + os.environ.get('XLA_FLAGS', '')
 os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_CACHE))
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'  # programs under a second are most of the time

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from attnlab.kernels import blockwise, cudnn, dense, splash
+from attnlab.kernels import blockwise, cudnn, dense, ring, splash
 from attnlab.kernels.call import Attended, Call, check, give, window_sides
 from attnlab.kernels.masks import Visibility
 from attnlab.kernels.norms import l2_norm, rms_norm
@@ -18,6 +18,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Call], Attended]] = {
     'blockwise': blockwise.dot_product,
     'cudnn': cudnn.dot_product,
     'splash': splash.dot_product,
+    'ring': ring.dot_product,
 }
 """Name to function.  One that cannot serve a call raises NotImplementedError at once, naming the argument."""
 
@@ -84,7 +85,8 @@ def dot_product_attention(
       qk_norm: 'l2' (Henry et al. 2020) or 'rms' (Dehghani et al. 2023) normalises every query and key head first.
       dropout_rate, dropout_rng: drops weights, independently for every batch row, head, query and key, and rescales;
         the same weights whatever the implementation.
-      implementation: a name in `IMPLEMENTATIONS`, or several, tried in order; None takes the fastest that serves.
+      implementation: a name in `IMPLEMENTATIONS`, or several, tried in order; None takes the fastest that serves, which
+        is 'ring' where the mesh in context divides tokens over devices.
       block_sizes: (queries, keys) of one block, for implementations that have blocks; None lets them choose.
       return_residual: also the logarithm of the softmax's sum, [B, T, N], with no gradient.
       return_weights: also the weights [B, N, T, S], before dropout.
@@ -156,7 +158,7 @@ def fastest(call: Call, platform: str) -> list[str]:
     """Every implementation that the platform has, the one that is likely the fastest first."""
     anywhere = ['blockwise', 'dense'] if blockwise.pays(call, platform) else ['dense', 'blockwise']
     own = {'gpu': ['cudnn'], 'tpu': ['splash'] if splash.stays_whole() else []}
-    return own.get(platform, []) + anywhere
+    return (['ring'] if ring.has_mesh() else []) + own.get(platform, []) + anywhere
 
 
 def _first_that_serves(names: list[str], call: Call) -> Attended:

@@ -2,9 +2,10 @@
 
 The softmax of a row is built up over blocks of keys, and a row keeps only its output and the log of its sum, from
 which the gradient forms every tile again.  Tiles that no rule lets anyone see are never computed.
-`kernels.blockwise` brings a call into the layout that is used here.
+`kernels.blockwise` brings a call into the layout that is used here, and `kernels.ring` the parts of one.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ class Plan(NamedTuple):
     """What is fixed when the program is made."""
 
     grid: Grid
-    length: int  # T without padding: dropout counts rows by it
+    length: int  # T without padding, and of the whole where this is a part: dropout counts rows by it
     is_causal: bool
     window: tuple[int, int] | None
     soft_cap: float | None
@@ -53,24 +54,36 @@ def attend(plan: Plan, floats: Floats, others: Others) -> tuple[Array, Array]:
 
 
 def _forward(plan: Plan, floats: Floats, others: Others) -> tuple[tuple[Array, Array], tuple]:
+    output, total, empty = forward(plan, floats, others)
+    return (output, total), (floats, others, output, largest_if(empty, total))
+
+
+def forward(plan: Plan, floats: Floats, others: Others) -> tuple[Array, Array, Array]:
+    """Output and log as of `attend`, and which rows [B, K, G, T] see no key; without a gradient."""
     rows, shared = _split(floats, others)
     each = lambda row: _forward_row(plan, _joined(row, shared))
-    output, total, empty = jax.vmap(each)(rows) if plan.together else jax.lax.map(each, rows)
-    # For the gradient an empty row has the largest sum there is: every weight of it is zero.
-    saved = floats, others, output, jnp.where(empty, jnp.finfo(total.dtype).max, total)
-    return (output, total), saved
+    return jax.vmap(each)(rows) if plan.together else jax.lax.map(each, rows)
+
+
+def largest_if(empty: Array, total: Array) -> Array:
+    """For the gradient an empty row has the largest sum there is: every weight of it is zero."""
+    return jnp.where(empty, jnp.finfo(total.dtype).max, total)
 
 
 def _backward(plan: Plan, saved: tuple, cotangents: tuple[Array, Array]) -> tuple[Floats, None]:
-    floats, others, output, total = saved
-    return _gradients(plan, floats, others, output, total, cotangents[0]), None  # None: the rest has no gradient
+    floats, *_ = saved
+    made = _gradients(plan, *saved, cotangents[0])
+    return jax.tree.map(lambda slope, x: slope.astype(x.dtype), made, floats), None  # None: the rest has no gradient
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gradients(plan: Plan, floats: Floats, others: Others, output: Array, total: Array, cotangent: Array) -> Floats:
+def gradients(plan: Plan, floats: Floats, others: Others, output: Array, total: Array, cotangent: Array) -> Floats:
+    """What a slope `cotangent` of the output makes of everything, wide.  total: as `largest_if` leaves it.
+
+    The keys may be a part of all that the rows see: given the output and the sum over all, what each part makes of
+    query and slopes adds up.
+    """
     rows, shared = _split(floats, others)
-    slope = jnp.where(total[..., None] < jnp.finfo(total.dtype).max, cotangent, 0.0)
-    delta = jnp.sum(slope * output, axis=-1)
+    slope, delta = _slope(output, total, cotangent)
     each = lambda row: _backward_row(plan, _joined(row[0], shared), *row[1:])
     rows = rows, slope, delta, total
     if plan.together:
@@ -79,23 +92,37 @@ def _gradients(plan: Plan, floats: Floats, others: Others, output: Array, total:
     else:
         start = _zeros(jax.eval_shape(each, jax.tree.map(lambda x: x[0], rows))[1])
         common, own = jax.lax.scan(lambda total, row: _add(total, each(row)), start, rows)
-    sinks = None
-    if floats.sinks is not None:
-        weight = jnp.exp(floats.sinks[None, :, :, None] - total)
-        sinks = -jnp.sum(weight * delta, axis=(0, 3))
-    gradients = Floats(
+    return Floats(
         own['query'], own['key'], own['value'],
         own['bias'] if 'bias' in own else common['bias'][None] if 'bias' in common else None,
-        sinks, common.get('slopes'),
+        None if floats.sinks is None else to_sinks(floats.sinks, output, total, cotangent), common.get('slopes'),
     )  # fmt: skip
-    return jax.tree.map(lambda slope, x: slope.astype(x.dtype), gradients, floats)
 
 
-def _refuse(*_: Any) -> Any:
-    raise NotImplementedError("second derivatives: blockwise has none; implementation='dense' has")
+def to_sinks(sinks: Array, output: Array, total: Array, cotangent: Array) -> Array:
+    """The part of the gradient that is the sinks', [K, G]."""
+    _, delta = _slope(output, total, cotangent)
+    return -jnp.sum(jnp.exp(sinks[None, :, :, None] - total) * delta, axis=(0, 3))
 
 
-_gradients.defvjp(_refuse, _refuse)
+def _slope(output: Array, total: Array, cotangent: Array) -> tuple[Array, Array]:
+    """What reaches the output of rows that are not empty, and for each row its product with the output."""
+    slope = jnp.where(total[..., None] < jnp.finfo(total.dtype).max, cotangent, 0.0)
+    return slope, jnp.sum(slope * output, axis=-1)
+
+
+def once(function: Callable, name: str) -> Callable:
+    """A gradient, its first argument fixed, that says by name that it has none of its own."""
+
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError(f"second derivatives: {name} has none; implementation='dense' has")
+
+    first = jax.custom_vjp(function, nondiff_argnums=(0,))
+    first.defvjp(refuse, refuse)
+    return first
+
+
+_gradients = once(gradients, 'blockwise')
 attend.defvjp(_forward, _backward)
 
 
@@ -286,9 +313,10 @@ def _distance(plan: Plan, row: Row, i: Array, j: Array) -> Array:
 def _dropped(plan: Plan, row: Row, i: Array, j: Array) -> Float[Array, 'K G queries keys']:
     K, G = row.query.shape[:2]
     assert row.words is not None
-    numbers = dropout.row_numbers(row.number, K * G, plan.length, i * plan.grid.queries, plan.grid.queries)
-    numbers = numbers.reshape(K, G, -1)
-    return dropout.factors(row.words, plan.dropout_rate, numbers, j * plan.grid.keys, plan.grid.keys)
+    query = tiles.start(row.rules.query_starts, i, plan.grid.queries)
+    key = tiles.start(row.rules.key_starts, j, plan.grid.keys)
+    numbers = dropout.row_numbers(row.number, K * G, plan.length, query, plan.grid.queries)
+    return dropout.factors(row.words, plan.dropout_rate, numbers.reshape(K, G, -1), key, plan.grid.keys)
 
 
 def _added(sums: dict[str, Array], parts: dict[str, Array], i: Array, j: Array) -> dict[str, Array]:

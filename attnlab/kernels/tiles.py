@@ -21,7 +21,11 @@ class Grid(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """`masks.Visibility` of one batch row: the same names, without the batch axis; None where there is no such rule."""
+    """`masks.Visibility` of one batch row: the same names, without the batch axis; None where there is no such rule.
+
+    query_starts, key_starts: the row number of the first query or key in each block, where these are blocks of
+    something longer; None where the blocks follow each other from 0 on.
+    """
 
     mask: Bool[Array, '#K #G #T #S'] | None
     query_seq_lengths: Int[Array, ''] | None
@@ -31,6 +35,8 @@ class Rules(NamedTuple):
     query_segment_ids: Int[Array, ' T'] | None
     key_segment_ids: Int[Array, ' S'] | None
     prefix_lengths: Int[Array, ''] | None
+    query_starts: Int[Array, ' I'] | None = None
+    key_starts: Int[Array, ' J'] | None = None
 
 
 class Table(NamedTuple):
@@ -49,10 +55,12 @@ def table(grid: Grid, rules: Rules, is_causal: bool, window: tuple[int, int] | N
     """
     across, along = grid.T // grid.queries, grid.S // grid.keys
     some, every = jnp.ones((across, along), bool), jnp.ones((across, along), bool)
-    low, high = _extremes(rules.query_positions, grid.T, grid.queries)
-    least, most = _extremes(rules.key_positions, grid.S, grid.keys)
+    queries = start(rules.query_starts, jnp.arange(across), grid.queries)
+    keys = start(rules.key_starts, jnp.arange(along), grid.keys)
+    low, high = _extremes(rules.query_positions, queries, grid.queries)
+    least, most = _extremes(rules.key_positions, keys, grid.keys)
     low, high, least, most = low[:, None], high[:, None], least[None], most[None]
-    row, column = (jnp.arange(across) * grid.queries)[:, None], (jnp.arange(along) * grid.keys)[None]
+    row, column = queries[:, None], keys[None]
     if rules.mask is not None:
         every &= False
     if (length := rules.query_seq_lengths) is not None:
@@ -60,8 +68,8 @@ def table(grid: Grid, rules: Rules, is_causal: bool, window: tuple[int, int] | N
     if (length := rules.key_value_seq_lengths) is not None:
         some, every = some & (column < length), every & (column + grid.keys <= length)
     if rules.query_segment_ids is not None:
-        lowest, highest = (x[:, None] for x in _extremes(rules.query_segment_ids, grid.T, grid.queries))
-        smallest, largest = (x[None] for x in _extremes(rules.key_segment_ids, grid.S, grid.keys))
+        lowest, highest = (x[:, None] for x in _extremes(rules.query_segment_ids, queries, grid.queries))
+        smallest, largest = (x[None] for x in _extremes(rules.key_segment_ids, keys, grid.keys))
         some &= (smallest <= highest) & (largest >= lowest)
         every &= (smallest == largest) & (lowest == highest) & (smallest == lowest)
     if is_causal:
@@ -79,10 +87,16 @@ def table(grid: Grid, rules: Rules, is_causal: bool, window: tuple[int, int] | N
     return Table(kinds, jnp.where(seen, jnp.argmax(some, axis=1), 0), after)
 
 
-def _extremes(numbers: Int[Array, ' L'] | None, length: int, block: int) -> tuple[Array, Array]:
-    """The smallest and the largest number in each block; of the indices themselves if None."""
-    numbers = jnp.arange(length) if numbers is None else numbers
-    blocks = numbers.reshape(length // block, block)
+def start(starts: Int[Array, ' I'] | None, block: Int[Array, '*I'], size: int) -> Int[Array, '*I']:
+    """The row number of the first query or key in a block."""
+    return block * size if starts is None else starts[block]
+
+
+def _extremes(numbers: Int[Array, ' L'] | None, starts: Int[Array, ' I'], block: int) -> tuple[Array, Array]:
+    """The smallest and the largest number in each block; of the row numbers themselves if None."""
+    if numbers is None:
+        return starts, starts + block - 1
+    blocks = numbers.reshape(-1, block)
     return blocks.min(axis=1), blocks.max(axis=1)
 
 
@@ -91,7 +105,7 @@ def allowed(
 ) -> Bool[Array, '#K #G #queries #keys']:
     """`masks.as_array` for the tile of query block i and key block j alone, as if there were no other."""
     query, key = positions(grid, rules, i, j)
-    queries, keys = i * grid.queries, j * grid.keys
+    queries, keys = start(rules.query_starts, i, grid.queries), start(rules.key_starts, j, grid.keys)
     rest = lambda length, before: None if length is None else (length - before)[None]
     piece = lambda ids, block, size: None if ids is None else cut(ids, 0, block, size)[None]
     mask = None if rules.mask is None else cut_pairs(grid, rules.mask, i, j)
@@ -110,8 +124,11 @@ def allowed(
 def positions(grid: Grid, rules: Rules, i: Int[Array, ''], j: Int[Array, '']) -> tuple[Array, Array]:
     """[queries, 1] and [1, keys], the positions that the tile's queries and keys stand at."""
     queries, keys = (
-        block * size + jnp.arange(size) if given is None else cut(given, 0, block, size)
-        for given, block, size in ((rules.query_positions, i, grid.queries), (rules.key_positions, j, grid.keys))
+        start(starts, block, size) + jnp.arange(size) if given is None else cut(given, 0, block, size)
+        for given, starts, block, size in (
+            (rules.query_positions, rules.query_starts, i, grid.queries),
+            (rules.key_positions, rules.key_starts, j, grid.keys),
+        )
     )
     return queries[:, None], keys[None]
 

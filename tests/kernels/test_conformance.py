@@ -20,7 +20,10 @@ from tests.kernels.combinations import combination, fill, spoil
 from tests.quick import QUICK
 
 REFUSED = {'dense': {'block_sizes': (16, 32)}, 'blockwise': {'return_weights': True}}
-"""The implementations that run on every device, and what each says that it cannot serve."""
+"""The implementations that run on every device, and what each says that it cannot serve.
+
+`ring` needs a mesh of devices whose number divides the lengths: it is judged by the same oracle in `test_ring.py`.
+"""
 
 GRID = range(420)
 SAMPLE = (
