@@ -26,8 +26,8 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r'(embedding|embed_source|embed_target)/embedding', ('tensor', 'fsdp')),
     (r'output/kernel', ('fsdp', 'tensor')),
     # Other matrices and convolutions, [.., out]: recurrent cells, additive attention, routers, readouts, images.
-    (r'(hidden|input|candidate|start|read|router|head|score|query|key)/kernel', ('fsdp',)),
-    (r'(embedding|convolution|\w*_shortcut|\w*_first|\w*_second|\w*convolution_\d+)/kernel', ('fsdp',)),
+    (r'(hidden|input|candidate|[ih][ifgo]|start|read|router|head|score|query|key)/kernel', ('fsdp',)),
+    (r'(embedding|convolution|stem|\w*_shortcut|\w*_first|\w*_second|\w*convolution_\d+)/kernel', ('fsdp',)),
     (r'positions/table', ('fsdp',)),
     # Vectors are whole on every device.
     (r'bias|scale|vector|class|registers', ()),

@@ -5,9 +5,11 @@ import functools
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
+from attnlab import config as configs
 from attnlab import tasks
-from attnlab.train import loop
+from attnlab.train import loop, sharding
 from tests.tasks.conftest import tiny_language
 
 STEPS = 5
@@ -77,3 +79,57 @@ def test_parts_of_a_model_over_eight_devices(plain, tmp_path, mesh):
 @pytest.mark.parametrize('mesh', ['data=2,expert=4', 'fsdp=2,expert=2,tensor=2'])
 def test_experts_over_eight_devices(experts, tmp_path, mesh):
     same(experts, language(tmp_path, EXPERTS, mesh))
+
+
+# Rules
+
+CHAR, SMALL = 'experiments/language/shakespeare_char.py', 'experiments/vision/cifar10_small.py'
+MODELS = [
+    ('experiments/align/grammar_gru.py', {}),
+    ('experiments/align/grammar_gru.py', {'model.cell': 'lstm', 'model.encoder_layers': '2'}),
+    ('experiments/align/rnnsearch.py', {}),
+    ('experiments/align/rnnsearch.py:fixed', {}),
+    ('experiments/align/grammar_transformer.py', {'model.positions': 'relative'}),
+    (f'{CHAR}:today', {'model.tied': 'false', 'model.use_bias': 'true', 'model.qk_norm': 'l2'}),
+    (f'{CHAR}:gru', {}),
+    (f'{CHAR}:convolution', {'model.use_bias': 'true'}),
+    (f'{CHAR}:experts', {'model.shared_expert': 'true', 'model.use_bias': 'true', 'model.sinks': 'true'}),
+    (f'{CHAR}:grouped', {'model.positions': 'relative'}),
+    ('experiments/language/mixtral_8x7b.py', {}),
+    (SMALL, {}),
+    (f'{SMALL}:vit', {'model.pool': 'class', 'model.registers': '2', 'model.qk_norm': 'rms'}),
+    (f'{SMALL}:resnet', {}),
+    ('experiments/vision/imagenet_b16.py', {'model.embedding': 'convolution'}),
+]
+@pytest.mark.parametrize(('spec', 'changes'), MODELS, ids=range(len(MODELS)))
+def test_rules_cover_every_parameter_and_divide_every_matrix(spec, changes):
+    config = configs.load(spec, list(changes.items()))
+    params = tasks.module(config).outline(config, None, False).params
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        name = sharding.path_of(path)
+        even = sharding.divided(name, tuple(8 * size for size in leaf.shape), {'fsdp': 2, 'tensor': 2, 'expert': 2})
+        if name.endswith(('kernel', 'embedding', 'table')) and 'relative_bias' not in name:
+            assert 'fsdp' in even, name
+
+
+@pytest.mark.parametrize(('path', 'shape', 'spec'), [
+    ('stack/block_0/attention/query/kernel', (64, 4, 16), P('fsdp', 'tensor', None)),
+    ('stack/blocks/attention/query/kernel', (3, 64, 4, 16), P(None, 'fsdp', 'tensor', None)),
+    ('1/mu/stack/block_0/attention/out/kernel', (4, 16, 64), P('tensor', None, 'fsdp')),
+    ('stack/block_0/attention/key/kernel', (64, 3, 16), P('fsdp', None, None)),  # three heads do not divide
+    ('stack/block_0/experts/up/kernel', (6, 64, 32), P('expert', 'fsdp', 'tensor')),
+    ('stack/block_0/experts/shared_expert/up/kernel', (64, 32), P('fsdp', 'tensor')),
+    ('embedding/embedding', (65, 64), P(None, 'fsdp')),
+    ('stack/block_0/mlp_norm/scale', (64,), P()),
+    ('0/count', (), P()),
+])  # fmt: skip
+def test_where_an_array_lies(path, shape, spec):
+    found = sharding.divided(path, shape, {'fsdp': 2, 'tensor': 2, 'expert': 2})
+    assert tuple(found) == tuple(spec) + (None,) * (len(found) - len(spec))
+
+
+def test_what_no_rule_covers_is_refused():
+    with pytest.raises(ValueError, match=r'no rule says how to divide odd/thing \(4,\); add one to'):
+        sharding.divided('odd/thing', (4,), {'fsdp': 2})
+    with pytest.raises(ValueError, match=r'the rule for attention/query/kernel has 3 axes; the array has shape \(4,\)'):
+        sharding.divided('attention/query/kernel', (4,), {'fsdp': 2})
