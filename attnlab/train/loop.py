@@ -160,6 +160,7 @@ def train(config: Any, task: Task, workdir: Path, params: Params | None = None) 
         ema = config.train.get('ema', 0.0)
         state, progress = _restore_or_start(manager, partial(initial, task, optimize, config.seed, ema, params))
         start = int(state.step)
+        checkpoint.drop_newer(manager, start)
         with metrics.writer(workdir, start) as write, bar(durations.total, start) as advance:
             update = make_update(
                 task.loss, optimize, config.seed, config.train.accumulate, ema, layout.constrain, layout.axis
@@ -260,8 +261,10 @@ def _run(
                 params, memory = layout.local(_stored(state))
                 checkpoint.save(manager, checkpoint.Saved(step, params, memory, progress))
             if (wish := stop()) and step < durations.total:
+                checkpoint.finish(manager)
                 raise Stopped(wish, step)
     settle()
+    checkpoint.finish(manager)
     if stopped:
         logging.info('stopped at step %d: no better %s in %d evaluations', step, name, progress.waited)
     return scores | {'step': step, f'best_{name}': progress.best, 'best_step': progress.best_step}  # type: ignore
