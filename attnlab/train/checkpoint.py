@@ -6,6 +6,7 @@ A checkpoint holds three items: `params`, `optimizer`, and `progress`, what the 
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore as ts
 from jax.experimental import multihost_utils
+from jax.sharding import SingleDeviceSharding
 
 from attnlab.errors import RunError, UserError
 from attnlab.train import checksum
@@ -94,7 +97,8 @@ def _writing(manager: ocp.CheckpointManager):
 
 
 def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line of an error, without the details that tensorstore puts behind it."""
+    return re.split(r' \[(?:tensorstore_spec|source locations)', f'{error}'.strip() or repr(error))[0].splitlines()[0]
 
 
 def save(manager: ocp.CheckpointManager, saved: Saved) -> None:
@@ -188,14 +192,12 @@ def _restore(folder: Path, trees: dict[str, Any]) -> Saved | str:
     try:
         record = _unsealed(json.loads((folder / 'progress' / 'metadata').read_bytes()))
         for name, tree in trees.items():
-            # Not by the checkpoint manager: its processes would wait for one that cannot read its part.
-            handler = ocp.StandardCheckpointHandler()
-            stored = record['arrays'][name] if 'arrays' in record else handler.metadata(folder / name)
+            stored = record['arrays'][name] if 'arrays' in record else _old_shapes(folder / name)
             check_shapes(f'checkpoint of step {folder.name}: {name}', stored, tree)
-            restored[name] = handler.restore(folder / name, args=ocp.args.StandardRestore(_placed(tree)))
+            restored[name] = _read(folder / name, tree)
     except UserError:
         raise
-    except Exception as error:  # orbax raises many kinds for missing, empty and truncated files
+    except Exception as error:  # files missing, empty, cut off: errors of many kinds
         wrong = _line(error)
     if not _all(not wrong):
         return wrong or 'another process cannot read it'
@@ -229,9 +231,30 @@ def _changed(record: dict[str, Any], name: str, tree: Any) -> str | None:
     return next((f'{name}/{path}' for path in found if found[path] != saved[path].checksum), None)
 
 
-def _placed(tree: Any) -> Any:
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or here), tree)
+def _read(folder: Path, tree: Any) -> Any:
+    """The arrays of an item, each process its own parts.
+
+    Not by orbax, whose processes wait for one that cannot read its part, and whose threads go on after the first error
+    into tracebacks of their own.
+    """
+    here = SingleDeviceSharding(jax.local_devices()[0])
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    kvstore = {'driver': 'ocdbt', 'base': {'driver': 'file', 'path': f'{folder}/'}}
+    paths = [checksum.path(keys).replace('/', '.') for keys, _ in leaves]
+    opened = [ts.open({'driver': 'zarr', 'kvstore': kvstore | {'path': f'{path}/'}}, read=True) for path in paths]
+    reading = []
+    for (_, leaf), path, array in zip(leaves, paths, opened, strict=True):
+        stored = array.result()
+        if stored.dtype.numpy_dtype != leaf.dtype:
+            raise ValueError(f'{path} has dtype {stored.dtype.name}; this config expects {leaf.dtype}')
+        sharding = leaf.sharding or here
+        indices = sharding.addressable_devices_indices_map(leaf.shape).values()
+        reading.append((leaf.shape, sharding, {str(index): stored[index].read() for index in indices}))
+    arrays = [
+        jax.make_array_from_callback(shape, sharding, lambda index, parts=parts: parts[str(index)].result())
+        for shape, sharding, parts in reading
+    ]
+    return jax.tree.unflatten(structure, arrays)
 
 
 def _all(fine: bool) -> bool:
@@ -252,8 +275,15 @@ def _leaves(tree: Any) -> list[tuple[Any, Any]]:
     return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, _Array))[0]
 
 
+# Checkpoints from before each array had a checksum
+
+
+def _old_shapes(folder: Path) -> Any:
+    return ocp.StandardCheckpointHandler().metadata(folder)
+
+
 def digest(tree: Any) -> str:
-    """SHA-256 over paths, dtypes and bytes of all leaves: the checksum of checkpoints from before each array had its own."""
+    """SHA-256 over paths, dtypes and bytes of all leaves."""
     total = hashlib.sha256()
     for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         whole = leaf.is_fully_addressable or leaf.is_fully_replicated
