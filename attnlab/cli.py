@@ -8,6 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from attnlab.errors import RunError, Stopped, UserError
 from attnlab.flags import Command, Flag, nearest, number, parse
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except RunError as error:
         print('attnlab:', error, file=sys.stderr)
-        return 1
+        return 1 if argv is not None else _leave(1)
     except Stopped as wish:
         print('attnlab:', wish, file=sys.stderr)
         return wish.code
@@ -32,6 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print('attnlab: interrupted', file=sys.stderr)
         return 130
     return 0
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process at once: at a usual end, threads of a save that failed tell of it once more, in tracebacks."""
+    import os
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _dispatch(argv: list[str]) -> None:
@@ -75,8 +85,9 @@ def _prepare() -> None:
     import os
 
     logging.basicConfig(level=logging.INFO, format='%(message)s')
-    for library in ('absl', 'jax', 'orbax'):
-        logging.getLogger(library).setLevel(logging.WARNING)
+    logging.getLogger('jax').setLevel(logging.WARNING)
+    for library in ('absl', 'asyncio'):  # orbax's, which raises what it logs, and logs it with tracebacks of threads
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'attnlab' / 'jax'
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(cache))
     # JAX keeps only what took it a second; half of a small experiment's start is programs below that.

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,11 +73,23 @@ def manager(workdir: Path, read_only: bool = False):
     }
     folder = (Path(workdir) / 'checkpoints').absolute()
     opened = ocp.CheckpointManager(folder, options=options, item_handlers=handlers)
+    with _quiet():
+        try:
+            yield opened
+        finally:
+            with _writing(opened):
+                opened.close()
+
+
+@contextmanager
+def _quiet():
+    """Without the tracebacks of writing threads that find, after the first error of a save, nobody waiting for them."""
+    usual = sys.unraisablehook
+    sys.unraisablehook = lambda what: None if 'Event loop is closed' in str(what.exc_value) else usual(what)
     try:
-        yield opened
+        yield
     finally:
-        with _writing(opened):
-            opened.close()
+        sys.unraisablehook = usual
 
 
 def _preserved(steps: Sequence[Any], *, context: Any) -> list[bool]:
@@ -98,7 +111,7 @@ def _writing(manager: ocp.CheckpointManager):
 
 def _line(error: Exception) -> str:
     """The first line of an error, without the details that tensorstore puts behind it."""
-    return re.split(r' \[(?:tensorstore_spec|source locations)', f'{error}'.strip() or repr(error))[0].splitlines()[0]
+    return re.split(r' \[(?:tensorstore_spec|source locations|os_error_code)', f'{error}'.strip() or repr(error))[0].splitlines()[0]
 
 
 def save(manager: ocp.CheckpointManager, saved: Saved) -> None:
