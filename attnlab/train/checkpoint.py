@@ -111,7 +111,8 @@ def _writing(manager: ocp.CheckpointManager):
 
 def _line(error: Exception) -> str:
     """The first line of an error, without the details that tensorstore puts behind it."""
-    return re.split(r' \[(?:tensorstore_spec|source locations|os_error_code)', f'{error}'.strip() or repr(error))[0].splitlines()[0]
+    first = (str(error).strip() or repr(error)).splitlines()[0]
+    return re.split(r' \[(?:tensorstore_spec|source locations|os_error_code)', first)[0]
 
 
 def save(manager: ocp.CheckpointManager, saved: Saved) -> None:

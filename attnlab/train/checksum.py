@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 def path(keys: Any) -> str:
     """Keys, indices and field names alike, since what is on disk has lost the difference."""
-    return '/'.join(str(getattr(key, 'key', getattr(key, 'name', getattr(key, 'idx', key)))) for key in keys)
+    return jax.tree_util.keystr(keys, simple=True, separator='/')
 
 
 def of_tree(tree: Any) -> dict[str, str]:
