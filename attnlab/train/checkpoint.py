@@ -190,6 +190,7 @@ def best(manager: ocp.CheckpointManager, params: Any) -> Saved | None:
 def _newest_of(
     manager: ocp.CheckpointManager, steps: Sequence[int], trees: dict[str, Any], otherwise: Saved | None = None
 ) -> Saved | None:
+    finish(manager)  # what is being saved counts
     for step in sorted(steps, reverse=True):
         found = _restore(Path(manager.directory) / str(step), trees)
         if isinstance(found, Saved):

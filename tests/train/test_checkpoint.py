@@ -155,7 +155,6 @@ def test_what_is_newer_than_the_step_a_run_goes_on_from_makes_room(tmp_path, cap
             f'checkpoint of step {step} is removed: the run goes on from step 2' for step in (3, 7)
         ]
         checkpoint.save(manager, saved(3))
-        checkpoint.finish(manager)
         jax.tree.map(np.testing.assert_array_equal, checkpoint.latest(manager, *shapes()), saved(3))
 
 
