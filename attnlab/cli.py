@@ -22,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     joined = sys.modules.get('attnlab.train.processes')
     if code and joined and joined.several():  # at a usual end it would wait for the others, and they for it
         joined.leave(code)
+    if code == 1 and argv is None:  # threads of a save that failed would tell of it once more, in tracebacks
+        environment.leave(code)
     return code
 
 

@@ -4,17 +4,26 @@ A checkpoint holds three items: `params`, `optimizer`, and `progress`, what the 
 """
 
 import hashlib
+import json
 import logging
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore as ts
+from jax.experimental import multihost_utils
+from jax.sharding import SingleDeviceSharding
 
-from attnlab.errors import UserError
+from attnlab.errors import RunError, UserError
+from attnlab.train import checksum
 
 
 class Progress(NamedTuple):
@@ -34,14 +43,28 @@ class Saved(NamedTuple):
     progress: Progress
 
 
+class _Array(NamedTuple):
+    """What is noted of an array; a list of both in JSON."""
+
+    shape: Any
+    checksum: str
+
+
 @contextmanager
 def manager(workdir: Path, read_only: bool = False):
-    """The checkpoint manager of a run's directory, for `save`, `latest` and `best`."""
-    # Cleaning up runs in a thread of its own: one who only reads may be gone before it, and it ends in a traceback.
+    """The checkpoint manager of a run's directory, for `save`, `latest` and `best`; waits for the last save at the end.
+
+    Raises RunError where that save has failed.
+    """
     options = ocp.CheckpointManagerOptions(
+        # Cleaning up runs in a thread of its own: who only reads may be gone before it, and it ends in a traceback.
         cleanup_tmp_directories=not read_only,
-        enable_async_checkpointing=False,
+        enable_async_checkpointing=not read_only,
         create=not read_only,
+        # One process lists the steps for all: what they see of a folder that they share may differ for a while.
+        single_host_load_and_broadcast=not read_only,
+        lightweight_initialize=True,  # without reading each step, which fails for a damaged one
+        preservation_policy=SimpleNamespace(should_preserve=_preserved),  # type: ignore
     )
     handlers = {
         'params': ocp.StandardCheckpointHandler(),
@@ -49,103 +72,237 @@ def manager(workdir: Path, read_only: bool = False):
         'progress': ocp.JsonCheckpointHandler(),
     }
     folder = (Path(workdir) / 'checkpoints').absolute()
-    with ocp.CheckpointManager(folder, options=options, item_handlers=handlers) as opened:
-        yield opened
+    opened = ocp.CheckpointManager(folder, options=options, item_handlers=handlers)
+    with _quiet():
+        try:
+            yield opened
+        finally:
+            with _writing(opened):
+                opened.close()
 
 
-def save(manager: ocp.CheckpointManager, saved: Saved, keep: int = 2) -> None:
-    """Writes a step that is newer than all others, then deletes all but the newest `keep` and the best one."""
+@contextmanager
+def _quiet():
+    """Without the tracebacks of writing threads that find, after the first error of a save, nobody waiting for them."""
+    usual = sys.unraisablehook
+    sys.unraisablehook = lambda what: None if 'Event loop is closed' in str(what.exc_value) else usual(what)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
+
+
+def _preserved(steps: Sequence[Any], *, context: Any) -> list[bool]:
+    """Of all steps, in order, the newest two and the best one, which the newest names.
+
+    Orbax asks when a save begins, and deletes what is not preserved when it is complete.
+    """
+    return [step in steps[-2:] or step.step == steps[-1].metrics['best_step'] for step in steps]
+
+
+@contextmanager
+def _writing(manager: ocp.CheckpointManager):
+    """Turns what goes wrong with files, now or in the save before this one, into one line."""
+    try:
+        yield
+    except Exception as error:  # orbax and tensorstore raise many kinds, for a full disk among others
+        raise RunError(f'a checkpoint could not be saved in {manager.directory}: {_line(error)}') from error
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error, without the details that tensorstore puts behind it."""
+    first = (str(error).strip() or repr(error)).splitlines()[0]
+    return re.split(r' \[(?:tensorstore_spec|source locations|os_error_code)', first)[0]
+
+
+def save(manager: ocp.CheckpointManager, saved: Saved) -> None:
+    """Saves a step that is newer than all others; then only the newest two and the best one are kept.
+
+    Returns when there is a copy, which is written while training goes on.  Every process of a run calls it.
+
+    Raises RunError where this save cannot begin, and where the one before has failed.
+    """
     newest = manager.latest_step()
     if newest is not None and saved.step <= newest:
         # Orbax would return False and save nothing.
         raise ValueError(f'step {saved.step} is not newer than the saved step {newest}')
-    sums = {'params_sha256': digest(saved.params), 'optimizer_sha256': digest(saved.optimizer)}
-    progress = saved.progress._asdict() | sums
-    manager.save(
-        saved.step,
-        args=ocp.args.Composite(
-            params=ocp.args.StandardSave(saved.params),
-            optimizer=ocp.args.StandardSave(saved.optimizer),
-            progress=ocp.args.JsonSave(progress),
-        ),
-    )
-    for step in manager.all_steps()[:-keep]:
-        if step != saved.progress.best_step:
-            manager.delete(step)
+    # Orbax may keep a CPU's arrays as they are; the next step takes over their memory.
+    trees = _copy({'params': saved.params, 'optimizer': saved.optimizer})
+    record = _sealed(saved.progress._asdict() | {'arrays': {name: _described(tree) for name, tree in trees.items()}})
+    items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
+    with _writing(manager):
+        manager.save(
+            saved.step,
+            args=ocp.args.Composite(**items, progress=ocp.args.JsonSave(record)),
+            metrics={'best_step': saved.progress.best_step},  # for _preserved; written nowhere
+        )
+
+
+def finish(manager: ocp.CheckpointManager) -> None:
+    """Waits for the last save; raises RunError where it has failed."""
+    with _writing(manager):
+        manager.wait_until_finished()
+
+
+def drop_newer(manager: ocp.CheckpointManager, step: int) -> None:
+    """Removes the damaged steps that are newer than the one that a run goes on from, so that it can save them again."""
+    for newer in [each for each in manager.all_steps() if each > step]:
+        logging.warning('checkpoint of step %d is removed: the run goes on from step %d', newer, step)
+        with _writing(manager):
+            manager.delete(newer)
+
+
+@jax.jit
+def _copy(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
+
+
+def _described(tree: Any) -> dict[str, Any]:
+    """Shape and checksum of every array by its path."""
+    shapes = {checksum.path(keys): leaf.shape for keys, leaf in _leaves(tree)}
+    return {path: _Array(list(shapes[path]), found) for path, found in checksum.of_tree(tree).items()}
+
+
+def _sealed(record: dict[str, Any]) -> dict[str, Any]:
+    """With a checksum of itself."""
+    return record | {'sha256': hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()}
 
 
 def latest(manager: ocp.CheckpointManager, params: Any, optimizer: Any) -> Saved | None:
     """The newest step that is whole, in the form of the given trees of shapes; None if none was ever saved.
 
-    A damaged step is passed over with a warning for the one before it.
+    Each array comes back as its shape's `sharding` says, on the first device if it has none, whatever devices it was
+    saved from.  A damaged step is passed over with a warning for the one before it.  Every process of a run calls it.
+
+    Raises UserError if all are damaged, and for shapes that are not the saved ones.
     """
-    return _newest_of(manager, manager.all_steps(), lambda step: _restore(manager, step, params, optimizer))
+    return _newest_of(manager, manager.all_steps(), {'params': params, 'optimizer': optimizer})
 
 
 def best(manager: ocp.CheckpointManager, params: Any) -> Saved | None:
     """The parameters of the best step, or of the newest whole one where there is no best; `optimizer` is None."""
-    steps = manager.all_steps()
-    restored = _newest_of(manager, steps, lambda step: _restore(manager, step, params, None))
+    restored = _newest_of(manager, manager.all_steps(), {'params': params})
     if restored is None or restored.progress.best_step in (None, restored.step):
         return restored
-    chosen = _newest_of(manager, [restored.progress.best_step], lambda step: _restore(manager, step, params, None))
-    return chosen or restored
+    return _newest_of(manager, [restored.progress.best_step], {'params': params}, restored)
 
 
-def _newest_of(manager: ocp.CheckpointManager, steps: Any, restore: Callable[[int], Saved]) -> Saved | None:
+def _newest_of(
+    manager: ocp.CheckpointManager, steps: Sequence[int], trees: dict[str, Any], otherwise: Saved | None = None
+) -> Saved | None:
+    finish(manager)  # what is being saved counts
     for step in sorted(steps, reverse=True):
-        try:
-            return restore(step)
-        except UserError:
-            raise
-        except Exception as reason:  # orbax raises many kinds for missing, empty and truncated files
-            logging.warning('checkpoint of step %d is damaged and passed over: %s', step, str(reason).splitlines()[0])
-    if steps:
+        found = _restore(Path(manager.directory) / str(step), trees)
+        if isinstance(found, Saved):
+            return found
+        logging.warning('checkpoint of step %d is damaged and passed over: %s', step, found)
+    if steps and otherwise is None:
         raise UserError(f'no checkpoint in {manager.directory} can be read; tried steps {sorted(steps)}')
-    return None
+    return otherwise
 
 
-def _restore(manager: ocp.CheckpointManager, step: int, params: Any, optimizer: Any) -> Saved:
-    progress = dict(manager.restore(step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))['progress'])
-    trees = {'params': params} if optimizer is None else {'params': params, 'optimizer': optimizer}
-    for name, tree in trees.items():
-        check_shapes(f'checkpoint of step {step}: {name}', manager.item_metadata(step)[name], tree)
-    # Without a sharding an array would come back on the devices that it was saved from.
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    where = lambda x: getattr(x, 'sharding', None) or here
-    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where(x)), trees)
-    restored = manager.restore(
-        step, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(tree) for name, tree in placed.items()})
-    )
-    for name in trees:
-        if digest(restored[name]) != progress[f'{name}_sha256']:
-            raise ValueError(f'{name} do not have the checksum they were saved with')
-    state = Progress(**{name: progress[name] for name in Progress._fields})
-    return Saved(step, restored['params'], restored['optimizer'] if 'optimizer' in trees else None, state)
+def _restore(folder: Path, trees: dict[str, Any]) -> Saved | str:
+    """The step in a folder, or what is wrong with it."""
+    record, restored, wrong = {}, {}, ''
+    try:
+        record = _unsealed(json.loads((folder / 'progress' / 'metadata').read_bytes()))
+        for name, tree in trees.items():
+            stored = record['arrays'][name] if 'arrays' in record else _old_shapes(folder / name)
+            check_shapes(f'checkpoint of step {folder.name}: {name}', stored, tree)
+            restored[name] = _read(folder / name, tree)
+    except UserError:
+        raise
+    except Exception as error:  # files missing, empty, cut off: errors of many kinds
+        wrong = _line(error)
+    if not _all(not wrong):
+        return wrong or 'another process cannot read it'
+    for name, tree in restored.items():
+        if changed := _changed(record, name, tree):
+            return f'{changed} does not have the checksum that it was saved with'
+    progress = Progress(**{name: record[name] for name in Progress._fields})
+    return Saved(int(folder.name), restored['params'], restored.get('optimizer'), progress)
+
+
+def _unsealed(record: dict[str, Any]) -> dict[str, Any]:
+    """What `_sealed` was given, arrays described by an `_Array`; unchanged if it is from before there were seals."""
+    if 'params_sha256' in record:
+        return record
+    content = {name: value for name, value in record.items() if name != 'sha256'}
+    if _sealed(content) != record:
+        raise ValueError('progress does not have the checksum that it was saved with')
+    arrays = {
+        name: {path: _Array(tuple(shape), found) for path, (shape, found) in tree.items()}
+        for name, tree in content['arrays'].items()
+    }
+    return content | {'arrays': arrays}
+
+
+def _changed(record: dict[str, Any], name: str, tree: Any) -> str | None:
+    """The first array of a tree, or the tree, whose checksum is not the saved one."""
+    if 'arrays' not in record:
+        return None if digest(tree) == record[f'{name}_sha256'] else name
+    saved = record['arrays'][name]
+    found = checksum.of_tree(tree)
+    return next((f'{name}/{path}' for path in found if found[path] != saved[path].checksum), None)
+
+
+def _read(folder: Path, tree: Any) -> Any:
+    """The arrays of an item, each process its own parts.
+
+    Not by orbax, whose processes wait for one that cannot read its part, and whose threads go on after the first error
+    into tracebacks of their own.
+    """
+    here = SingleDeviceSharding(jax.local_devices()[0])
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    kvstore = {'driver': 'ocdbt', 'base': {'driver': 'file', 'path': f'{folder}/'}}
+    paths = [checksum.path(keys).replace('/', '.') for keys, _ in leaves]
+    opened = [ts.open({'driver': 'zarr', 'kvstore': kvstore | {'path': f'{path}/'}}, read=True) for path in paths]
+    reading = []
+    for (_, leaf), path, array in zip(leaves, paths, opened, strict=True):
+        stored = array.result()
+        if stored.dtype.numpy_dtype != leaf.dtype:
+            raise ValueError(f'{path} has dtype {stored.dtype.name}; this config expects {leaf.dtype}')
+        sharding = leaf.sharding or here
+        indices = sharding.addressable_devices_indices_map(leaf.shape).values()
+        reading.append((leaf.shape, sharding, {str(index): stored[index].read() for index in indices}))
+    arrays = [
+        jax.make_array_from_callback(shape, sharding, lambda index, parts=parts: parts[str(index)].result())
+        for shape, sharding, parts in reading
+    ]
+    return jax.tree.unflatten(structure, arrays)
+
+
+def _all(fine: bool) -> bool:
+    """Whether it is fine in all processes."""
+    return fine if jax.process_count() == 1 else bool(np.all(multihost_utils.process_allgather(np.array(fine))))
 
 
 def check_shapes(where: str, have: Any, want: Any) -> None:
     """Raises UserError naming the first array of a tree whose shape is not the one in another."""
-    stored, wanted = (
-        {_path(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
-        for tree in (have, want)
-    )
+    stored, wanted = ({checksum.path(keys): tuple(leaf.shape) for keys, leaf in _leaves(tree)} for tree in (have, want))
     for path in sorted(stored.keys() | wanted.keys()):
         if stored.get(path) != wanted.get(path):
             came, expected = stored.get(path), wanted.get(path)
             raise UserError(f'{where}/{path} has shape {came}; this config expects {expected}')
 
 
-def _path(path: Any) -> str:
-    """Keys, indices and field names alike, since what is on disk has lost the difference."""
-    return '/'.join(str(getattr(part, 'key', getattr(part, 'name', getattr(part, 'idx', part)))) for part in path)
+def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, _Array))[0]
+
+
+# Checkpoints from before each array had a checksum
+
+
+def _old_shapes(folder: Path) -> Any:
+    return ocp.StandardCheckpointHandler().metadata(folder)  # type: ignore
 
 
 def digest(tree: Any) -> str:
     """SHA-256 over paths, dtypes and bytes of all leaves."""
     total = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        array = np.asarray(leaf)
-        total.update(f'{_path(path)} {array.dtype} {array.shape}'.encode())
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        whole = leaf.is_fully_addressable or leaf.is_fully_replicated
+        array = np.asarray(leaf if whole else multihost_utils.process_allgather(leaf, tiled=True))
+        total.update(f'{checksum.path(keys)} {array.dtype} {array.shape}'.encode())
         total.update(array.tobytes())
     return total.hexdigest()

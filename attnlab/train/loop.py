@@ -159,6 +159,7 @@ def train(config: Any, task: Task, workdir: Path, params: Params | None = None) 
         ema = config.train.get('ema', 0.0)
         state, progress = _restore_or_start(manager, layout, partial(initial, task, optimize, config.seed, ema), params)
         start = int(state.step)
+        checkpoint.drop_newer(manager, start)
         first = processes.first()
         with metrics.writer(workdir, start, first) as write, bar(durations.total, start, first) as advance:
             update = make_update(
@@ -251,8 +252,7 @@ def _run(
         settle()
         last = step, values
         evaluating = step % durations.evaluate == 0 or step == durations.total
-        wish = stop(step)
-        if evaluating or step % durations.save == 0 or wish:
+        if stop(step) or evaluating or step % durations.save == 0:  # asked in every step, for the others' sake
             settle()
             with clock.spend('pause'):
                 if evaluating:
@@ -265,9 +265,11 @@ def _run(
                     stopped = bool(durations.patience) and progress.waited >= durations.patience
                 params, memory = _stored(layout.kept(state))
                 checkpoint.save(manager, checkpoint.Saved(step, params, memory, progress))
-            if wish and step < durations.total:
+            if (wish := stop(step)) and step < durations.total:
+                checkpoint.finish(manager)
                 raise Stopped(wish, step)
     settle()
+    checkpoint.finish(manager)
     if stopped:
         logging.info('stopped at step %d: no better %s in %d evaluations', step, name, progress.waited)
     return scores | {'step': step, f'best_{name}': progress.best, 'best_step': progress.best_step}  # type: ignore

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from attnlab.errors import RunError
+
 Write = Callable[[int, str, dict[str, float]], None]
 """(step, split, values).  Splits: train, valid, and speed, which alone differs between two runs of one config."""
 
@@ -16,6 +18,8 @@ def writer(workdir: Path, step: int, writes: bool = True):
     """A `Write` that continues behind `step`: what an interrupted run wrote after it is written again, so it goes.
 
     writes: False for all processes of a run but one.
+
+    Raises RunError, naming the file, where it cannot be written.
     """
     if not writes:
         yield lambda step, split, values: None
@@ -23,18 +27,43 @@ def writer(workdir: Path, step: int, writes: bool = True):
     from tensorboardX import SummaryWriter
 
     path = Path(workdir) / 'metrics.jsonl'
-    kept = [line for line in read_lines(path) if json.loads(line)['step'] <= step]
-    path.write_text(''.join(line + '\n' for line in kept), encoding='utf-8')
-    with path.open('a', encoding='utf-8') as file, SummaryWriter(str(workdir), purge_step=step + 1) as board:
+    with _writing(path):
+        _cut(path, step)
+        file = path.open('a', encoding='utf-8')
+        # Once its thread has failed, for a full disk, a queue with an end would be full and waited for.
+        board = SummaryWriter(str(workdir), purge_step=step + 1, max_queue=0)
 
-        def write(step: int, split: str, values: dict[str, float]) -> None:
-            record = {'step': step, 'split': split} | {name: float(value) for name, value in values.items()}
+    def write(step: int, split: str, values: dict[str, float]) -> None:
+        record = {'step': step, 'split': split} | {name: float(value) for name, value in values.items()}
+        with _writing(path):
             file.write(json.dumps(record, allow_nan=False) + '\n')
             file.flush()
-            for name, value in values.items():
-                board.add_scalar(f'{split}/{name}', np.float64(value), step)
+        for name, value in values.items():
+            board.add_scalar(f'{split}/{name}', np.float64(value), step)
 
+    try:
         yield write
+    finally:
+        with _writing(path), file:
+            board.close()
+
+
+@contextmanager
+def _writing(path: Path):
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f'{path} cannot be written: {error.strerror or error}') from error
+
+
+def _cut(path: Path, step: int) -> None:
+    """Ends a metrics file behind a step; a kill or a full disk in the midst of it leaves it as it was."""
+    kept = [line for line in read_lines(path) if json.loads(line)['step'] <= step]
+    text = ''.join(line + '\n' for line in kept)
+    if path.exists() and path.read_text(encoding='utf-8') != text:
+        new = path.with_suffix('.new')
+        new.write_text(text, encoding='utf-8')
+        new.replace(path)
 
 
 def read_lines(path: Path) -> list[str]:

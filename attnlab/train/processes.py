@@ -1,6 +1,5 @@
 """The processes of one run, on one machine or on many, each with devices of its own."""
 
-import os
 import sys
 import time
 from typing import NoReturn
@@ -8,6 +7,7 @@ from typing import NoReturn
 import jax
 import numpy as np
 
+from attnlab import environment
 from attnlab.errors import UserError
 
 HEARTBEAT = 10
@@ -50,9 +50,7 @@ def leave(code: int) -> NoReturn:
     """Ends the process at once; without it, it would wait for the others at its end, and they perhaps for it."""
     if first():  # the others listen to it, and should first say what they themselves have to say
         time.sleep(1.0)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    environment.leave(code)
 
 
 def several() -> bool:

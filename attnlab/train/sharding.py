@@ -7,6 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from attnlab.train import checksum
+
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     # Attention: [D, N, H], [N, H, D] and their biases.
     (r'(cross_)?attention/(query|key|value)/kernel', ('fsdp', 'tensor', None)),
@@ -64,9 +66,4 @@ def specs(tree: Any, sizes: Mapping[str, int]) -> Any:
     """`divided` for every leaf of a tree of arrays or shapes; no rule is asked where nothing is to be divided."""
     if all(sizes.get(name, 1) == 1 for name in DIVIDING):
         return jax.tree.map(lambda x: PartitionSpec(), tree)
-    return jax.tree_util.tree_map_with_path(lambda path, x: divided(path_of(path), x.shape, sizes), tree)
-
-
-def path_of(path: Any) -> str:
-    """Keys, indices and field names alike, divided by slashes."""
-    return '/'.join(str(getattr(part, 'key', getattr(part, 'name', getattr(part, 'idx', part)))) for part in path)
+    return jax.tree_util.tree_map_with_path(lambda keys, x: divided(checksum.path(keys), x.shape, sizes), tree)

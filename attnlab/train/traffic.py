@@ -63,7 +63,7 @@ def count(config: Any, mesh: str) -> tuple[dict[str, int], list[Sent]]:
     held = {name: bytes_of_one(tree) for name, tree in held.items()}
     if ema:
         held['average'] = bytes_of_one(state.average)
-    return held, collectives(program.compile().as_text())
+    return held, collectives(program.compile().as_text() or '')
 
 
 def bytes_of_one(tree: Any) -> int:

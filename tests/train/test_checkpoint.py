@@ -1,12 +1,18 @@
-import shutil
+import asyncio
+import hashlib
+import re
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from attnlab.errors import UserError
+from attnlab.errors import RunError, UserError
 from attnlab.train import checkpoint
 from attnlab.train.checkpoint import Progress, Saved
 
@@ -79,55 +85,148 @@ def test_nothing_saved_is_none(tmp_path):
         assert checkpoint.best(manager, shapes()[0]) is None
 
 
-def damage(step_folder, kind):
-    files = sorted(path for path in step_folder.rglob('*') if path.is_file() and path.stat().st_size > 50)
-    match kind:
-        case 'empty':
-            for path in files:
-                path.write_bytes(b'')
-        case 'truncated':
-            for path in files:
-                path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        case 'item missing':
-            shutil.rmtree(step_folder / 'params')
+@pytest.fixture
+def gate(monkeypatch):
+    """What a save waits for before it is complete."""
+    opened, real = threading.Event(), ocp.JsonCheckpointHandler._save_fn
+
+    async def waiting(self, *args):
+        await asyncio.to_thread(opened.wait, 20)
+        await real(self, *args)
+
+    monkeypatch.setattr(ocp.JsonCheckpointHandler, '_save_fn', waiting)
+    yield opened
+    opened.set()
 
 
-@pytest.mark.parametrize('kind', ['empty', 'truncated', 'item missing'])
-def test_a_damaged_newest_step_gives_way_to_the_one_before(tmp_path, kind, caplog):
+def test_a_save_goes_on_while_training_does_and_keeps_what_it_was_given(tmp_path, gate):
+    trees = jax.tree.map(jnp.copy, (saved(1).params, saved(1).optimizer))
+    step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    with checkpoint.manager(tmp_path) as manager:
+        checkpoint.save(manager, Saved(1, *trees, Progress()))
+        for _ in range(3):
+            trees = jax.block_until_ready(step(trees))  # takes over the memory of what is being saved
+        assert not (tmp_path / 'checkpoints' / '1').exists()
+        gate.set()
+        checkpoint.finish(manager)
+        assert (tmp_path / 'checkpoints' / '1').exists()
+        jax.tree.map(np.testing.assert_array_equal, checkpoint.latest(manager, *shapes()), saved(1))
+
+
+def test_leaving_waits_for_the_last_save(tmp_path, gate):
+    threading.Timer(0.5, gate.set).start()
+    assert save_all(tmp_path, saved(1)) == [1]
+    assert (tmp_path / 'checkpoints' / '1').exists()
+
+
+@pytest.mark.parametrize('where', ['finish', 'save', 'end'])
+def test_a_failed_save_is_told_in_one_line_and_the_older_steps_stay(tmp_path, where, gate):
+    folder, aside = tmp_path / 'checkpoints', tmp_path / 'aside'
+    gate.set()
     save_all(tmp_path, saved(1), saved(2))
-    damage(tmp_path / 'checkpoints' / '2', kind)
+    gate.clear()
+    with pytest.raises(RunError, match=f'^a checkpoint could not be saved in {folder}: .*$') as told:
+        with checkpoint.manager(tmp_path) as manager:
+            checkpoint.save(manager, saved(3))
+            while not list(folder.glob('3.*/*')):
+                time.sleep(0.01)
+            folder.rename(aside)
+            folder.touch()
+            gate.set()
+            if where == 'finish':
+                checkpoint.finish(manager)
+            elif where == 'save':
+                checkpoint.save(manager, saved(4))
+    assert '\n' not in str(told.value)
+    folder.unlink()
+    aside.rename(folder)
+    assert {'1', '2'} <= {path.name for path in folder.iterdir()} and not (folder / '3').exists()
+    assert save_all(tmp_path, saved(3)) == [2, 3]
+
+
+def test_what_is_newer_than_the_step_a_run_goes_on_from_makes_room(tmp_path, caplog):
+    save_all(tmp_path, saved(1), saved(2), saved(3))
+    (tmp_path / 'checkpoints' / '3' / 'params' / 'manifest.ocdbt').unlink()
+    (tmp_path / 'checkpoints' / '7').mkdir()
     with checkpoint.manager(tmp_path) as manager:
-        back = checkpoint.latest(manager, *shapes())
-    assert back.step == 1
-    assert 'checkpoint of step 2 is damaged and passed over' in caplog.text
+        assert checkpoint.latest(manager, *shapes()).step == 2
+        checkpoint.drop_newer(manager, 2)
+        assert [line for line in caplog.messages if 'removed' in line] == [
+            f'checkpoint of step {step} is removed: the run goes on from step 2' for step in (3, 7)
+        ]
+        checkpoint.save(manager, saved(3))
+        jax.tree.map(np.testing.assert_array_equal, checkpoint.latest(manager, *shapes()), saved(3))
 
 
-def test_a_changed_value_is_noticed(tmp_path, monkeypatch, caplog):
-    save_all(tmp_path, saved(1))
-    real = checkpoint.digest
-    monkeypatch.setattr(checkpoint, 'digest', lambda tree: 'a wrong sum')
-    save_all(tmp_path, saved(2))
-    monkeypatch.setattr(checkpoint, 'digest', real)
-    with checkpoint.manager(tmp_path) as manager:
-        assert checkpoint.latest(manager, *shapes()).step == 1
-    assert 'checksum' in caplog.text
+def grid(count):
+    """So many devices in two rows, or in one where that cannot be."""
+    return Mesh(np.array(jax.devices()[:count]).reshape(-1, 2 if count > 1 else 1), ('x', 'y'))
 
 
-def test_all_damaged_is_an_error_not_a_fresh_start(tmp_path):
-    save_all(tmp_path, saved(1))
-    damage(tmp_path / 'checkpoints' / '1', 'item missing')
-    with checkpoint.manager(tmp_path) as manager, pytest.raises(UserError, match='no checkpoint in .* can be read'):
-        checkpoint.latest(manager, *shapes())
+def divided(tree, count):
+    """Every matrix in both directions, as in fully sharded training, and the rest everywhere."""
+    axes = lambda leaf: PartitionSpec('x', 'y') if leaf.ndim == 2 else PartitionSpec()
+    return jax.tree.map(lambda leaf: NamedSharding(grid(count), axes(leaf)), tree)
 
 
-def test_saved_on_several_devices_restores_on_one(tmp_path):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), 'x')
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('x'))
-    tree = {'kernel': jax.device_put(jnp.arange(8.0), sharding)}
-    with checkpoint.manager(tmp_path) as manager:
-        checkpoint.save(manager, Saved(1, tree, OPTIMIZE.init(tree), Progress()))
-    plain = jax.eval_shape(lambda: ({'kernel': jnp.arange(8.0)}, OPTIMIZE.init({'kernel': jnp.arange(8.0)})))
+def test_an_array_comes_back_on_other_devices_than_it_was_saved_from(tmp_path):
+    kernel = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+    tree = {'kernel': jnp.asarray(kernel), 'bias': jnp.arange(3.0)}
+    state = tree, OPTIMIZE.init(tree)
+    many = len(jax.devices())
+    for step, count in enumerate([many, 1, many // 2, many], 1):
+        placed = jax.device_put(state, divided(state, count))
+        save_all(tmp_path, Saved(step, *placed, Progress()))
+        for other in (1, many // 2, many):
+            want = jax.tree.map(
+                lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), state, divided(state, other)
+            )
+            with checkpoint.manager(tmp_path) as manager:
+                back = checkpoint.latest(manager, *want)
+            assert back.step == step
+            jax.tree.map(np.testing.assert_array_equal, (back.params, back.optimizer), state)
+            assert back.params['kernel'].sharding == want[0]['kernel'].sharding
+            assert back.optimizer[1][0].mu['kernel'].sharding == want[0]['kernel'].sharding
+    plain = jax.eval_shape(lambda: state)
     with checkpoint.manager(tmp_path) as manager:
         back = checkpoint.latest(manager, *plain)
-    np.testing.assert_array_equal(back.params['kernel'], np.arange(8.0))
-    assert len(back.params['kernel'].devices()) == 1
+    jax.tree.map(np.testing.assert_array_equal, (back.params, back.optimizer), state)
+    assert back.params['kernel'].devices() == {jax.devices()[0]}
+
+
+def sha256(tree):
+    """As checkpoints had it before each array had a checksum."""
+    total = hashlib.sha256()
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        names = re.findall(r'\w+', jax.tree_util.keystr(keys))
+        total.update(f'{"/".join(names)} {leaf.dtype} {leaf.shape}'.encode() + np.asarray(leaf).tobytes())
+    return total.hexdigest()
+
+
+def save_as_before(workdir, one, sums):
+    """A step as it was written before each array had a checksum."""
+    handlers = {name: ocp.StandardCheckpointHandler() for name in ('params', 'optimizer')}
+    handlers['progress'] = ocp.JsonCheckpointHandler()
+    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
+    with ocp.CheckpointManager(workdir / 'checkpoints', options=options, item_handlers=handlers) as manager:
+        trees = {'params': one.params, 'optimizer': one.optimizer}
+        progress = ocp.args.JsonSave(one.progress._asdict() | sums)
+        items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
+        manager.save(one.step, args=ocp.args.Composite(**items, progress=progress))
+
+
+def test_checkpoints_from_before_each_array_had_a_checksum(tmp_path, caplog):
+    right = lambda one: {'params_sha256': sha256(one.params), 'optimizer_sha256': sha256(one.optimizer)}
+    save_as_before(tmp_path, saved(1, 0.5, 1), right(saved(1)))
+    save_as_before(tmp_path, saved(2), right(saved(2)) | {'optimizer_sha256': 'another'})
+    with checkpoint.manager(tmp_path) as manager:
+        jax.tree.map(np.testing.assert_array_equal, checkpoint.latest(manager, *shapes()), saved(1, 0.5, 1))
+        assert caplog.messages == [
+            'checkpoint of step 2 is damaged and passed over: '
+            'optimizer does not have the checksum that it was saved with'
+        ]
+        with pytest.raises(UserError, match=r'params/layer/bias has shape \(3,\); this config expects \(4,\)'):
+            checkpoint.latest(manager, *shapes(width=4))
+        checkpoint.drop_newer(manager, 1)
+        checkpoint.save(manager, saved(2, 0.5, 1))
+        assert checkpoint.latest(manager, *shapes()).step == 2

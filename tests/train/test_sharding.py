@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from attnlab import config as configs
 from attnlab import tasks
-from attnlab.train import loop, sharding
+from attnlab.train import checksum, loop, sharding
 from tests.tasks.conftest import tiny_language
 
 STEPS = 5
@@ -105,8 +105,8 @@ MODELS = [
 def test_rules_cover_every_parameter_and_divide_every_matrix(spec, changes):
     config = configs.load(spec, list(changes.items()))
     params = tasks.module(config).outline(config, None, False).params
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        name = sharding.path_of(path)
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        name = checksum.path(keys)
         even = sharding.divided(name, tuple(8 * size for size in leaf.shape), {'fsdp': 2, 'tensor': 2, 'expert': 2})
         if name.endswith(('kernel', 'embedding', 'table')) and 'relative_bias' not in name:
             assert 'fsdp' in even, name

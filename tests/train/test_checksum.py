@@ -1,0 +1,89 @@
+"""Checksums on devices against NumPy's, in integers of 64 bits and in one loop over flat bytes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from attnlab.train import checksum
+
+WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
+
+
+def expected(array):
+    """As described: words of the flat bytes, mixed with their index, summed modulo 2^32."""
+    array = np.asarray(array)
+    part = array.dtype.itemsize // (2 if np.iscomplexobj(array) else 1)
+    words = np.frombuffer(array.tobytes(), WORDS[part]).astype(np.uint64)
+    index = np.arange(len(words), dtype=np.uint64)
+
+    def mixed(word):
+        word = ((word ^ (word >> 16)) * 0x85EBCA6B) % 2**32
+        word = ((word ^ (word >> 13)) * 0xC2B2AE35) % 2**32
+        return word ^ (word >> 16)
+
+    first = mixed(words ^ (index * 0x9E3779B1 % 2**32))
+    second = mixed(first ^ ((index * 0x85EBCA77 + 1) % 2**32))
+    return ''.join(f'{int(np.sum(sums)) % 2**32:08x}' for sums in (first, second))
+
+
+def of(array):
+    return checksum.of_tree({'x': array})['x']
+
+
+def drawn(shape, dtype):
+    """Random bits, among them NaN of all kinds."""
+    bits = np.random.default_rng(0).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
+    return (bits % 2 if dtype.kind == 'b' else bits).view(dtype)[..., 0]
+
+
+TYPES = ['float32', 'int32', 'uint32', jnp.bfloat16, 'float16', 'int8', 'uint8', 'int16', 'bool', 'complex64']
+
+
+@pytest.mark.parametrize('dtype', TYPES, ids=str)
+@pytest.mark.parametrize('shape', [(), (5,), (3, 4, 2), (0, 3)])
+def test_as_numpy_computes_it(shape, dtype):
+    array = drawn(shape, np.dtype(dtype))
+    assert of(array) == of(jnp.asarray(array)) == expected(array)
+
+
+@pytest.mark.parametrize('dtype', ['float64', 'int64', 'complex128'])
+def test_types_of_eight_bytes_are_two_words(dtype):
+    array = drawn((3, 4), np.dtype(dtype))
+    with jax.enable_x64(True):
+        assert of(jnp.asarray(array)) == expected(array)
+
+
+@pytest.mark.parametrize('count', [1, 2, len(jax.devices())])
+def test_however_an_array_is_divided(count):
+    array = drawn((8, 8, 12), np.dtype(np.float32))
+    one = Mesh(np.array(jax.devices()[:count]), 'x')
+    two = Mesh(np.array(jax.devices()[:count]).reshape(-1, min(count, 2)), ('x', 'y'))
+    for mesh, *axes in [(one,), (one, 'x'), (one, None, 'x'), (two, 'x', None, 'y'), (two, ('y', 'x')), (two, 'y')]:
+        divided = jax.device_put(array, NamedSharding(mesh, PartitionSpec(*axes)))
+        assert of(divided) == expected(array)
+
+
+def test_any_flipped_bit_is_seen_in_both_sums():
+    array = drawn((3, 2), np.dtype(np.float32))
+    right = of(array)
+    for bit in range(array.nbytes * 8):
+        flipped = bytearray(array.tobytes())
+        flipped[bit // 8] ^= 1 << bit % 8
+        wrong = of(np.frombuffer(flipped, np.float32).reshape(array.shape))
+        assert wrong[:8] != right[:8] and wrong[8:] != right[8:]
+
+
+def test_bits_count_not_values():
+    quiet, payload = np.array([0x7FC00000, 0x7FC00001], np.uint32).view(np.float32)
+    assert of(np.float32([0.0])) != of(np.float32([-0.0]))
+    assert of(np.float32([quiet])) != of(np.float32([payload]))
+    assert of(np.float32([1, 2])) != of(np.float32([2, 1]))
+
+
+def test_each_leaf_by_its_path():
+    tree = {'b': jnp.ones(3), 'a': (jnp.zeros(2), {'c': jnp.arange(4)})}
+    sums = checksum.of_tree(tree)
+    assert list(sums) == ['a/0', 'a/1/c', 'b']
+    assert sums['a/1/c'] == expected(np.arange(4, dtype=np.int32)) and len(set(sums.values())) == 3
