@@ -18,8 +18,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns the exit code; None for that of the process."""
     if argv is None and sys.argv[1:2] and sys.argv[1] in _COMPUTING:
         environment.ask_for_large_pages()
-    code = _run(list(sys.argv[1:] if argv is None else argv))
+    code, line = _run(list(sys.argv[1:] if argv is None else argv))
     joined = sys.modules.get('attnlab.train.processes')
+    if line:
+        print('attnlab:', joined.named(line) if joined else line, file=sys.stderr)
     if code and joined and joined.several():  # at a usual end it would wait for the others, and they for it
         joined.leave(code)
     if code == 1 and argv is None:  # threads of a save that failed would tell of it once more, in tracebacks
@@ -27,21 +29,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str]) -> tuple[int, str]:
+    """The exit code, and what is to be said of it."""
     try:
-        return _dispatch(argv) or 0
+        return _dispatch(argv) or 0, ''
     except UserError as error:
-        print('attnlab:', ' '.join(str(error).splitlines()), file=sys.stderr)
-        return 2
+        return 2, ' '.join(str(error).splitlines())
     except RunError as error:
-        print('attnlab:', error, file=sys.stderr)
-        return 1
+        return 1, str(error)
     except Stopped as wish:
-        print('attnlab:', wish, file=sys.stderr)
-        return wish.code
+        return wish.code, str(wish)
     except KeyboardInterrupt:
-        print('attnlab: interrupted', file=sys.stderr)
-        return 130
+        return 130, 'interrupted'
 
 
 def _dispatch(argv: list[str]) -> int | None:

@@ -67,3 +67,12 @@ def test_what_computes_starts_once_more_with_large_pages(monkeypatch):
     assert starts('aer') == (2, ['None'])
     monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.check=0')
     assert starts('eval', '--workdir=nowhere') == (2, ['glibc.malloc.check=0'])
+
+
+def test_processes_that_nobody_has_started(tmp_path):
+    repository = Path(attnlab.__file__).parents[1]
+    flags = [f'--config={repository}/experiments/vision/digits.py', f'--workdir={tmp_path}/run', '--processes=auto']
+    done = python('-m', 'attnlab', 'train', *flags)
+    assert done.returncode == 2
+    assert 'attnlab: the processes of the run do not come together: neither SLURM nor Open MPI nor' in done.stderr
+    assert not (tmp_path / 'run').exists()

@@ -1,5 +1,6 @@
 """The processes of one run, on one machine or on many, each with devices of its own."""
 
+import logging
 import sys
 import time
 from typing import NoReturn
@@ -22,12 +23,16 @@ def join(count: int | None, number: int | None, coordinator: str | None) -> None
 
     Raises UserError where the others cannot be reached, and where the environment says nothing.
     """
+    if number is not None:
+        logging.warning('process %d of %d waits for the others at %s', number, count, coordinator)
     try:
         jax.distributed.initialize(
             coordinator, count, number, heartbeat_timeout_seconds=HEARTBEAT, shutdown_timeout_seconds=3 * HEARTBEAT
         )
     except (RuntimeError, ValueError) as error:
-        raise UserError(f'the processes of the run do not come together: {str(error).splitlines()[0]}') from error
+        where = 'neither SLURM nor Open MPI nor a cloud says where they are' if coordinator is None else coordinator
+        reason = str(error).splitlines()[0]
+        raise UserError(f'the processes of the run do not come together: {where} ({reason})') from error
     sys.excepthook = _told
 
 
@@ -38,8 +43,7 @@ def _told(kind: type[BaseException], error: BaseException, trace: object) -> Non
     """
     if issubclass(kind, jax.errors.JaxRuntimeError):
         lines = str(error).splitlines() or [kind.__name__]
-        what = f'process {jax.process_index()}: another one was lost, or a device failed: {lines[0]}'
-        print('attnlab:', what, file=sys.stderr, flush=True)
+        print('attnlab:', named(f'another one was lost, or a device failed: {lines[0]}'), file=sys.stderr, flush=True)
         time.sleep(2 * HEARTBEAT)  # it ends this process before, if it has something to say
     else:
         sys.__excepthook__(kind, error, trace)  # type: ignore[arg-type]
@@ -53,14 +57,19 @@ def leave(code: int) -> NoReturn:
     environment.leave(code)
 
 
+def named(line: str) -> str:
+    """The line with the process that says it, where there are several."""
+    return f'process {jax.process_index()}: {line}' if several() else line
+
+
 def several() -> bool:
     """Whether there are others beside this one."""
-    return jax.process_count() > 1
+    return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def first() -> bool:
     """Whether this is the process that writes what all have in common."""
-    return jax.process_index() == 0
+    return not several() or jax.process_index() == 0
 
 
 def agreed(scores: dict[str, float]) -> dict[str, float]:
