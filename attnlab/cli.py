@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attnlab import environment
 from attnlab.errors import RunError, Stopped, UserError
-from attnlab.flags import Command, Flag, nearest, number, parse
+from attnlab.flags import Command, Flag, nearest, number, parse, span
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,6 +72,7 @@ def _train(given: argparse.Namespace) -> int | None:
         if folder.exists() and not folder.is_dir():
             raise UserError(f'--workdir={workdir}: {folder} is a file, expected a folder')
     count, number = _processes(given)
+    profile = span('profile', given.profile)
 
     if count and number is None:
         from attnlab.launch import launch
@@ -83,7 +84,7 @@ def _train(given: argparse.Namespace) -> int | None:
 
     if given.processes:
         processes.join(count, number, given.coordinator)
-    done = run.train(config, workdir)
+    done = run.train(config, workdir, debug_nans=given.debug_nans, profile=profile)
     if processes.first():
         print('trained,', ', '.join(f'{name} {value:.6g}' for name, value in done.items()))
     return None
@@ -218,6 +219,8 @@ _COMMANDS = {
             Flag('processes', 'N|auto', 'starts so many on this machine; auto: as SLURM or a cloud has started them'),
             Flag('process', 'I', 'is number I of the processes, started by hand'),
             Flag('coordinator', 'HOST:PORT', 'where number 0 of them listens'),
+            Flag('debug_nans', '', 'where a step is not finite, say which module or gradient was so first; slower'),
+            Flag('profile', 'A..B', "trace steps A to B into the directory's profile/"),
         ),
         overrides=True,
     ),

@@ -114,3 +114,13 @@ def number(name: str, text: str | None, kind: type) -> Any:
     except ValueError:
         expected = 'a whole number' if kind is int else 'a number'
         raise UserError(f'--{name} expects {expected}, got {text!r}') from None
+
+
+def span(name: str, text: str | None) -> tuple[int, int] | None:
+    """The first and the last step of a flag such as 10..15, None where it is not given."""
+    if text is None:
+        return None
+    first, _, last = text.partition('..')
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise UserError(f'--{name} expects its first and last step, from 1, as in 10..15; got {text!r}')
+    return int(first), int(last)

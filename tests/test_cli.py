@@ -99,10 +99,21 @@ def refused(capsys, *argv: str) -> str:
 def test_train(calls, argv):
     assert cli.main(['train', *argv]) == 0
     [(name, (config, workdir), kw)] = calls
-    assert (name, workdir, kw) == ('train', Path('new'), {})
+    assert (name, workdir, kw) == ('train', Path('new'), {'debug_nans': False, 'profile': None})
     assert (config.name, config.model.layers, config.lr, config.model.shape) == ('x', 3, 1.0, (8, 8))
     assert type(config.lr) is float
     assert config.is_locked
+
+
+def test_train_watched(calls):
+    assert cli.main(['train', '--config=e.py', '--workdir=new', '--debug_nans', '--profile=3..12']) == 0
+    assert calls[0][2] == {'debug_nans': True, 'profile': (3, 12)}
+
+
+@pytest.mark.parametrize('steps', ['3', '0..2', '4..3', '3..', '..3', '3..x', '3...5', '-1..5', '1.5..3', 'x'])
+def test_steps_that_are_none(capsys, steps):
+    said = refused(capsys, 'train', '--config=e.py', '--workdir=new', f'--profile={steps}')
+    assert said == f'--profile expects its first and last step, from 1, as in 10..15; got {steps!r}'
 
 
 def test_train_into_a_folder_that_exists(calls):

@@ -61,7 +61,10 @@ class CausalConvolution(nn.Module):
 
 
 class Recurrence(nn.Module):
-    """A recurrent layer D -> D, from the first token to the last: parameters of `attnlab.layers.recurrent.Cell`."""
+    """A recurrent layer D -> D, from the first token to the last: parameters of `attnlab.layers.recurrent.Cell`.
+
+    It computes in float32 or wider: what a state gathers over many tokens would be rounded at each.
+    """
 
     kind: Kind
     cache: bool = False
@@ -77,13 +80,14 @@ class Recurrence(nn.Module):
         D = x.shape[-1]
         mask = jnp.ones(x.shape[:2], bool) if real is None else real
         layer = Recurrent(self.kind, D, name='layer')
+        came, x = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if not self.cache:
             starts = None
             if segment_ids is not None:
                 fresh = segment_ids[:, 1:] != segment_ids[:, :-1]
                 starts = jnp.concatenate([jnp.zeros_like(mask[:, :1]), fresh], axis=1)
-            return layer(x, mask, starts=starts)[0]
+            return layer(x, mask, starts=starts)[0].astype(came)
         zeros = jnp.zeros((x.shape[0], D), x.dtype)
         state = self.variable('cache', 'state', lambda: (zeros, zeros) if self.kind == 'lstm' else zeros)
         outputs, state.value = layer(x, mask, state.value)
-        return outputs
+        return outputs.astype(came)

@@ -41,7 +41,7 @@ BLOCKS: dict[str, Any] = dict(
     layer_drop=0.0,  # of the last block; less in those before it
     scaled_init=True,  # what leads out of a branch starts smaller by sqrt(2 layers)
     init=0.02,  # standard deviation of kernels; 0: by their fan-in
-    dtype='float32',  # of the computation: float32, bfloat16
+    dtype='float32',  # of the computation: float32, bfloat16, float16
     implementation='auto',  # of attention: auto, dense, blockwise, cudnn, splash
     scan=False,  # blocks as one compiled loop
     remat='none',  # what the backward pass computes again: none, dots, full
@@ -58,7 +58,7 @@ FIELDS: dict[str, Any] = BLOCKS | dict(
 """What a model of text has."""
 
 _POSITIONS = ('learned', 'sinusoidal', 'rotary', 'alibi', 'relative', 'none')
-_DTYPES = ('float32', 'bfloat16')
+_DTYPES = ('float32', 'bfloat16', 'float16')
 _MLPS = ('relu', 'gelu', 'gelu_tanh', 'swiglu', 'geglu', 'reglu')
 _IMPLEMENTATIONS = ('auto', 'dense', 'blockwise', 'cudnn', 'splash', 'xla')
 

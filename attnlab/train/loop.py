@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,22 +15,24 @@ import optax
 from attnlab.errors import RunError, Stopped, UserError
 from attnlab.kernels.losses import Sums
 from attnlab.tasks.task import Batch, Params, Task
-from attnlab.train import checkpoint, devices, metrics, optimizer, processes
+from attnlab.train import checkpoint, devices, metrics, nans, optimizer, precision, processes, utilisation
 from attnlab.train.ahead import ahead
 from attnlab.train.clock import Clock
 from attnlab.train.durations import steps
+from attnlab.train.profile import traced
 from attnlab.train.progress import bar
 from attnlab.train.signals import Wishes, common_wishes, wishes
 
 
 class State(NamedTuple):
     """All that a step changes: the number of steps done, the parameters, the optimizer's state and, where there is one,
-    the average of the parameters, which is what is evaluated and used."""
+    the average of the parameters, which is what is evaluated and used; in float16 also the loss's scale."""
 
     step: jax.Array
     params: Params
     optimizer: Any
     average: Params | None = None
+    scale: precision.Scale | None = None
 
     @property
     def used(self) -> Params:
@@ -79,6 +81,12 @@ def recipe(config: Any, examples: int) -> tuple[Plan, optimizer.Schedule, optax.
     return durations, rate, optimizer.build(config.optimizer, rate)
 
 
+def draws(seed: int, count: int, step: Any, place: Any) -> jax.Array:
+    """A key for each of `count` micro-batches of a step; place: of a device with noise of its own, else None."""
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    return jax.random.split(key if place is None else jax.random.fold_in(key, place), count)
+
+
 def make_update(
     loss: Callable[[Params, Batch, jax.Array], Sums],
     optimize: optax.GradientTransformation,
@@ -94,25 +102,20 @@ def make_update(
     cut into, so that a token counts the same in a short and in a long one.  Noise comes from (seed, step) alone.
     ema: where the state has an average, the part of it that stays; less in the first steps, (1 + i) / (10 + i) at most
     in step i, so that it does not start from where the parameters started.
+    Where the state has a scale, a step whose gradient is not finite changes that and the number of steps alone; see
+    `attnlab.train.precision`.
     constrain, axis: as in `attnlab.train.devices.Layout`.
     """
 
-    def total(params: Params, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Sums]:
-        sums = loss(params, batch, rng)
-        return sums.total, sums
-
     def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
-        keys = jax.random.split(key if axis is None else jax.random.fold_in(key, jax.lax.axis_index(axis)), accumulate)
+        keys = draws(seed, accumulate, state.step, None if axis is None else jax.lax.axis_index(axis))
         parts = constrain(jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch))
+        gradient = precision.gradient(loss, state.scale)
 
         def one(carry: Any, part: Any) -> tuple[Any, None]:
-            (_, sums), grads = jax.value_and_grad(total, has_aux=True)(state.params, *part)
-            return jax.tree.map(jnp.add, carry, (grads, sums)), None
+            return jax.tree.map(jnp.add, carry, gradient(state.params, *part)), None
 
-        (_, sums), grads = jax.value_and_grad(total, has_aux=True)(
-            state.params, jax.tree.map(lambda x: x[0], parts), keys[0]
-        )
+        grads, sums = gradient(state.params, jax.tree.map(lambda x: x[0], parts), keys[0])
         if accumulate > 1:
             rest = jax.tree.map(lambda x: x[1:], (parts, keys))
             (grads, sums), _ = jax.lax.scan(one, (grads, sums), rest)
@@ -125,7 +128,14 @@ def make_update(
         values |= {'gradient_norm': optax.tree.norm(grads), 'weight': sums.weight}
         params = optax.apply_updates(state.params, updates)
         average = None if state.average is None else _averaged(state.average, params, state.step, ema)
-        return State(state.step + 1, params, optimizer_state, average), values
+        made = State(state.step + 1, params, optimizer_state, average)
+        if state.scale is None:
+            return made, values
+        good = precision.finite((grads, sums.total))
+        scale = precision.adjusted(state.scale, good)
+        values |= {'loss_scale': state.scale.factor, 'skipped': scale.skipped}
+        kept = precision.chosen(good, made, state._replace(scale=None))
+        return kept._replace(step=made.step, scale=scale), values
 
     return update
 
@@ -136,19 +146,35 @@ def _averaged(average: Params, params: Params, step: jax.Array, ema: float) -> P
 
 
 def initial(
-    task: Task, optimize: optax.GradientTransformation, seed: int, ema: float = 0.0, params: Params | None = None
+    task: Task,
+    optimize: optax.GradientTransformation,
+    seed: int,
+    ema: float = 0.0,
+    params: Params | None = None,
+    scaled: bool = False,
 ) -> State:
     """The state before the first step, pure; from the task's own parameters if none are given."""
     # Copies: a step takes over the state's memory, of each array once.
     copied = lambda tree: jax.tree.map(jnp.copy, tree)
     first: Any = task.init(jax.random.key(seed)) if params is None else copied(params)
-    return State(jnp.int32(0), first, optimize.init(first), copied(first) if ema else None)
+    average, scale = copied(first) if ema else None, precision.start() if scaled else None
+    return State(jnp.int32(0), first, optimize.init(first), average, scale)
 
 
-def train(config: Any, task: Task, workdir: Path, params: Params | None = None) -> dict[str, float]:
+def train(
+    config: Any,
+    task: Task,
+    workdir: Path,
+    params: Params | None = None,
+    *,
+    debug_nans: bool = False,
+    profile: tuple[int, int] | None = None,
+) -> dict[str, float]:
     """Trains in `workdir`, from its latest checkpoint if it has one; returns the last and the best scores.
 
     params: where a run without a checkpoint starts from; the task's own start if None.
+    debug_nans: keeps the state before each step, so that the RunError names what was not finite first.
+    profile: the first and the last step of a trace, written to `workdir`/profile.
 
     Raises RunError when the loss is no longer finite, naming the step, and Stopped, after a save, when SIGTERM or
     SIGINT asks it to stop.
@@ -157,7 +183,8 @@ def train(config: Any, task: Task, workdir: Path, params: Params | None = None) 
     layout = layout_of(config)
     with checkpoint.manager(workdir) as manager:
         ema = config.train.get('ema', 0.0)
-        state, progress = _restore_or_start(manager, layout, partial(initial, task, optimize, config.seed, ema), params)
+        make = partial(initial, task, optimize, config.seed, ema, scaled=precision.asked(config))
+        state, progress = _restore_or_start(manager, layout, make, params)
         start = int(state.step)
         checkpoint.drop_newer(manager, start)
         first = processes.first()
@@ -168,10 +195,25 @@ def train(config: Any, task: Task, workdir: Path, params: Params | None = None) 
             run = partial(_run, task=task, durations=durations, rate=rate, manager=manager, write=write, layout=layout)
             batch = lambda step: layout.batch(task.batch(step))
             wished = common_wishes if processes.several() else wishes
-            with closing(ahead(batch, start, durations.total)) as batches, wished() as stop:
+            with ExitStack() as stack:
+                batches = stack.enter_context(closing(ahead(batch, start, durations.total)))
+                stop = stack.enter_context(wished())
                 state = layout.state(state)
-                update = layout.compile(update, state)
-                return run(state, progress, batches=batches, update=update, advance=advance, stop=stop)
+                update, explain = layout.compile(update, state), lambda step: _ADVICE
+                if debug_nans:
+                    draw = partial(draws, config.seed, config.train.accumulate)
+                    update, explain = nans.remembering(update, task, layout, draw)
+                if profile is not None and first:
+                    update = stack.enter_context(traced(update, workdir / 'profile', start, profile))
+                return run(
+                    state, progress, batches=batches, update=update, advance=advance, stop=stop, explain=explain
+                )
+
+
+_ADVICE = (
+    'the newest checkpoint is from before it. '
+    'Try a lower optimizer.learning_rate, a longer optimizer.warmup or a smaller optimizer.clip'
+)
 
 
 def layout_of(config: Any) -> devices.Layout:
@@ -190,16 +232,18 @@ def _restore_or_start(
         return layout.start(make, params), checkpoint.Progress()
     logging.info('continues from step %d', saved.step)
     step = layout.start(lambda: jnp.int32(saved.step))
-    if stored.average is None:
+    if stored.average is None and stored.scale is None:
         return State(step, saved.params, saved.optimizer), saved.progress
-    return State(step, **saved.optimizer, average=saved.params), saved.progress
+    average = None if stored.average is None else saved.params
+    return State(step, **{'params': saved.params, **saved.optimizer}, average=average), saved.progress
 
 
 def _stored(state: State) -> tuple[Params, Any]:
     """What a checkpoint calls parameters and optimizer: those to use, and with them what training goes on from."""
-    if state.average is None:
-        return state.params, state.optimizer
-    return state.average, {'params': state.params, 'optimizer': state.optimizer}
+    beside = {} if state.average is None else {'params': state.params}
+    if state.scale is not None:
+        beside['scale'] = state.scale
+    return state.used, {**beside, 'optimizer': state.optimizer} if beside else state.optimizer
 
 
 def _run(
@@ -216,29 +260,30 @@ def _run(
     update: Callable[[State, Batch], tuple[State, dict[str, jax.Array]]],
     advance: Callable[[int, dict[str, float]], None],
     stop: Wishes,
+    explain: Callable[[int], str],
 ) -> dict[str, float]:
     name, direction = task.best
     sign = 1.0 if direction == 'max' else -1.0
-    clock = Clock()
+    flops = utilisation.counter(task.loss, state.params, layout.axis is not None)
+    clock = Clock(flops, utilisation.peak(layout.count, jax.devices()[0].device_kind))
     scores: dict[str, float] = {}
-    last: tuple[int, dict[str, jax.Array]] | None = None
+    last: tuple[int, dict[str, jax.Array], utilisation.Shape] | None = None
 
     def settle() -> None:
         """Reads the values of the step before, by now computed while the host went on."""
         nonlocal last
         if last is None:
             return
-        step, values = last[0], {key: float(value) for key, value in layout.local(last[1]).items()}
-        last = None
+        step, values, shape = last
+        values, last = {key: float(value) for key, value in layout.local(values).items()}, None
         for key in ('loss', 'gradient_norm'):  # a gradient that is not finite has spoilt the parameters already
-            if not math.isfinite(values[key]):
-                raise RunError(
-                    f'step {step}: the {key} is {values[key]}; the newest checkpoint is from before it. '
-                    'Try a lower optimizer.learning_rate, a longer optimizer.warmup or a smaller optimizer.clip'
-                )
-        clock.count(values.pop('weight'))
+            if not math.isfinite(values[key]) and values.get('loss_scale', 1.0) <= precision.LOWEST:
+                raise RunError(f'step {step}: the {key} is {values[key]}; {explain(step)}')
+        clock.count(values.pop('weight'), shape)
         if step % durations.log == 0:
-            write(step, 'train', values | {'learning_rate': float(rate(step - 1))})
+            # Of a step that was skipped, what is not finite is left out; the schedule waits for it.
+            told = {key: value for key, value in values.items() if math.isfinite(value) or 'skipped' not in values}
+            write(step, 'train', told | {'learning_rate': float(rate(step - 1 - values.get('skipped', 0)))})
             write(step, 'speed', clock.rates())
         advance(step, {'loss': values['loss']} | scores)
 
@@ -250,19 +295,20 @@ def _run(
         state, values = update(state, batch)
         step += 1
         settle()
-        last = step, values
+        last = step, values, utilisation.shape_of(batch)
         evaluating = step % durations.evaluate == 0 or step == durations.total
         if stop(step) or evaluating or step % durations.save == 0:  # asked in every step, for the others' sake
             settle()
-            with clock.spend('pause'):
-                if evaluating:
+            if evaluating:
+                with clock.spend('evaluate'):
                     scores = processes.agreed(task.evaluate(layout.local(state.used)))
-                    write(step, 'valid', scores)
-                    if progress.best is None or sign * scores[name] > sign * progress.best:
-                        progress = checkpoint.Progress(scores[name], step, 0)
-                    else:
-                        progress = progress._replace(waited=progress.waited + 1)
-                    stopped = bool(durations.patience) and progress.waited >= durations.patience
+                write(step, 'valid', scores)
+                if progress.best is None or sign * scores[name] > sign * progress.best:
+                    progress = checkpoint.Progress(scores[name], step, 0)
+                else:
+                    progress = progress._replace(waited=progress.waited + 1)
+                stopped = bool(durations.patience) and progress.waited >= durations.patience
+            with clock.spend('save'):
                 params, memory = _stored(layout.kept(state))
                 checkpoint.save(manager, checkpoint.Saved(step, params, memory, progress))
             if (wish := stop(step)) and step < durations.total:

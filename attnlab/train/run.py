@@ -22,8 +22,12 @@ class Run(NamedTuple):
     step: int
 
 
-def train(config: Any, workdir: Path) -> dict[str, float]:
+def train(
+    config: Any, workdir: Path, *, debug_nans: bool = False, profile: tuple[int, int] | None = None
+) -> dict[str, float]:
     """Trains a config in a directory, or goes on where its last run stopped; returns the last and the best scores.
+
+    debug_nans, profile: as in `attnlab.train.loop.train`.
 
     Raises UserError for a config that cannot be trained, and for a directory that holds a run of another config,
     before anything is written.
@@ -37,12 +41,14 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
         configs.check_same(config, configs.read(saved))
     params = _started(config) if config.get('start') and not (workdir / 'checkpoints').exists() else None
     task = kind.build(config, workdir)
+    if profile is not None and profile[1] > (total := loop.plan(config, task.examples).total):
+        raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
     if processes.first():
         workdir.mkdir(parents=True, exist_ok=True)
         configs.save(config, saved)
         task.save(workdir)
     processes.together('the work directory is there')
-    return loop.train(config, task, workdir, params)
+    return loop.train(config, task, workdir, params, debug_nans=debug_nans, profile=profile)
 
 
 def _started(config: Any) -> Params:

@@ -293,7 +293,7 @@ BAD = [
     ('model.implementation=foo', "model.implementation is 'foo'; expected one of auto, dense, blockwise"),
     ('model.positions=foo', "model.positions is 'foo'; expected one of learned"),
     ('model.positions=alibi model.mixer=gru', "model.positions is 'alibi', which turns attention, and model.mixer"),
-    ('model.dtype=float16', "model.dtype is 'float16'; expected one of float32, bfloat16"),
+    ('model.dtype=float64', "model.dtype is 'float64'; expected one of float32, bfloat16, float16"),
     ('model.experts=2 model.active=3', 'model: active is 3; expected 1 to 2, the number of experts'),
     ('model.parallel=true model.order=post', "model: parallel blocks have order 'pre'"),
     ('model.layers=0', 'model.layers is 0; expected 1 or more'),

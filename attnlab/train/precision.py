@@ -1,0 +1,86 @@
+"""Loss scaling: in float16 small gradients are zero and large ones infinite unless the loss is multiplied first.
+
+float16 has 5 bits of exponent: below 6e-8 all is zero, where bfloat16 and float32 go on to 1e-38.  So the loss is
+multiplied by a scale before the gradient is taken, which shifts all of it up, and the gradient divided by it after, in
+float32 (Micikevicius et al. 2018, section 3.2).  The scale looks for itself: see `adjusted`.
+
+`flax.training.dynamic_scale` decides at each call for a gradient; here one decision is for all micro-batches and
+devices of a step.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attnlab.kernels.losses import Sums
+
+START, LOWEST, HIGHEST = 2.0**15, 1.0, 2.0**24
+GROWTH = 2000
+"""After so many good steps in a row the scale doubles."""
+
+
+class Scale(NamedTuple):
+    """What a step knows of its loss's scale.
+
+    factor: [] float32, what the mean loss of a micro-batch is multiplied by.
+    good: [] int32, steps in a row whose gradient was finite.  skipped: [] int32, all steps whose gradient was not.
+    """
+
+    factor: jax.Array
+    good: jax.Array
+    skipped: jax.Array
+
+
+def asked(config: Any) -> bool:
+    """Whether a config's model computes in float16."""
+    return config.get('model', {}).get('dtype', 'float32') == 'float16'
+
+
+def start() -> Scale:
+    """The scale of the first step."""
+    return Scale(jnp.float32(START), jnp.int32(0), jnp.int32(0))
+
+
+def gradient(
+    loss: Callable[[Any, Any, jax.Array], Sums], scale: Scale | None
+) -> Callable[[Any, Any, jax.Array], tuple[Any, Sums]]:
+    """(params, batch, key) -> (gradient of the loss's total, its sums); the gradient taken under the scale, if any."""
+
+    def scaled(params: Any, batch: Any, rng: jax.Array) -> tuple[jax.Array, tuple[Sums, Any]]:
+        sums = loss(params, batch, rng)
+        if scale is None:
+            return sums.total, (sums, None)
+        # Of the mean: that of a total over thousands of tokens would be thousands of times as large.
+        factor = scale.factor / jnp.maximum(sums.weight, 1)
+        return sums.total * factor, (sums, factor)
+
+    def of(params: Any, batch: Any, rng: jax.Array) -> tuple[Any, Sums]:
+        (_, (sums, factor)), grads = jax.value_and_grad(scaled, has_aux=True)(params, batch, rng)
+        return (grads if factor is None else jax.tree.map(lambda g: g / factor, grads)), sums
+
+    return of
+
+
+def finite(tree: Any) -> jax.Array:
+    """Whether all numbers of a tree are."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
+
+
+def chosen(good: jax.Array, new: Any, old: Any) -> Any:
+    """The new tree after a good step, the old one after another."""
+    return jax.tree.map(lambda new, old: jnp.where(good, new, old), new, old)
+
+
+def adjusted(scale: Scale, good: jax.Array) -> Scale:
+    """The next step's scale: half after a step that was not good, double after `GROWTH` good ones in a row.
+
+    It stays between `LOWEST` and `HIGHEST`, where it is finite and comes down within a few steps.
+    """
+    grows = scale.good + 1 >= GROWTH
+    up = jnp.where(grows, jnp.minimum(2 * scale.factor, HIGHEST), scale.factor)
+    count = jnp.where(good & ~grows, scale.good + 1, 0)
+    return Scale(
+        jnp.where(good, up, jnp.maximum(scale.factor / 2, LOWEST)), count, scale.skipped + jnp.where(good, 0, 1)
+    )

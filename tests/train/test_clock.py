@@ -1,0 +1,115 @@
+"""Where time goes, by a clock that is turned by hand, and how many operations that is."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab import tasks
+from attnlab.kernels.losses import Sums
+from attnlab.train import clock, loop, utilisation
+from attnlab.train.cost import gradient_flops
+from tests.tasks.conftest import tiny_config, tiny_language
+from tests.train.test_loop import config, make_task, records
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """Seconds that pass when they are told to."""
+    passed = [100.0]
+    monkeypatch.setattr(clock.time, 'perf_counter', lambda: passed[0])
+
+    def wait(seconds):
+        passed[0] += seconds
+
+    return wait
+
+
+def test_shares_and_rates(now):
+    made = clock.Clock({'a': 100.0, 'b': 300.0}.__getitem__, 1000.0)
+    for _ in range(2):  # the second interval knows nothing of the first
+        with made.spend('wait'):
+            now(1)
+        for seconds in (3, 2):
+            with made.spend('save'):
+                now(seconds)
+        with made.spend('evaluate'):
+            now(12)
+        now(2)
+        for shape in 'ababab':
+            made.count(50, shape)
+        assert made.rates() == {
+            'steps_per_second': 2.0, 'weight_per_second': 100.0, 'data_share': 1 / 3, 'save_share': 0.25,
+            'evaluate_share': 0.6, 'flops_per_second': 400.0, 'utilisation': 0.4,
+        }  # fmt: skip
+
+
+def test_what_is_not_known_is_not_told(now):
+    known = {'a': 200.0, 'b': math.nan}.__getitem__
+    made = clock.Clock(known)
+    made.count(1, 'a')
+    now(1)
+    assert 'utilisation' not in (rates := made.rates()) and rates['flops_per_second'] == 200.0
+    made = clock.Clock(known, 1.0)
+    for shape in 'aba':
+        made.count(1, shape)
+    now(1)
+    assert not {'utilisation', 'flops_per_second'} & made.rates().keys()
+    made.count(1, 'a')
+    now(1)
+    assert made.rates()['utilisation'] == 200.0
+
+
+def costs(config, folder):
+    """Ours, and the gradient's own count."""
+    task = tasks.module(config).build(config, folder)
+    shapes = jax.eval_shape(task.init, jax.random.key(0)), task.batch(0), jax.random.key(0)
+    own = utilisation.counter(task.loss, shapes[0], False)
+    return own(utilisation.shape_of(shapes[1])), lambda: gradient_flops(lambda *args: task.loss(*args).total, *shapes)
+
+
+def test_it_is_the_gradients_count_without_what_is_computed_again(tmp_path):
+    plain, gradient = costs(tiny_language(tmp_path, model__layers=2), tmp_path)
+    assert plain == gradient()
+    again, gradient = costs(tiny_language(tmp_path, model__layers=2, model__remat='full'), tmp_path)
+    assert again == plain < gradient()
+    recurrent, gradient = costs(tiny_config(), tmp_path)
+    assert recurrent == gradient()
+
+
+@pytest.mark.parametrize('change', [{'model__experts': 2}, {'model__implementation': 'blockwise'}])
+def test_products_that_do_not_show_are_not_guessed(change, tmp_path):
+    assert math.isnan(costs(tiny_language(tmp_path, **change), tmp_path)[0])
+
+
+def product(params, batch, rng):
+    assert batch['x'].ndim == 2 == params['w'].ndim
+    total = jnp.sum((batch['x'] @ params['w']) ** 2)
+    return Sums(total, jnp.float32(1), {})
+
+
+@pytest.mark.parametrize('mapped', [False, True])
+def test_each_shape_by_hand(mapped):
+    of = utilisation.counter(product, {'w': np.zeros((2, 3, 5) if mapped else (3, 5), np.float32)}, mapped)
+    for rows in (4, 8, 4):
+        x = np.zeros((2, rows // 2, 3) if mapped else (rows, 3), np.float32)
+        assert of(utilisation.shape_of({'x': x})) == 2 * (2 * rows * 3 * 5)  # no gradient by x
+
+
+@pytest.mark.parametrize('parallel', ['jit', 'pmap'])
+def test_a_run_tells_them(parallel, tmp_path, monkeypatch):
+    monkeypatch.setitem(utilisation.PEAKS, 'cpu', 1e9)
+    loop.train(config(mesh='data=2', parallel=parallel), make_task(), tmp_path)
+    speed = records(tmp_path, 'speed')[7]
+    assert speed['flops_per_second'] == pytest.approx(speed['steps_per_second'] * 2 * (2 * 8 * 3))
+    assert speed['utilisation'] == pytest.approx(speed['flops_per_second'] / 2e9)
+    # The save and the evaluation after step 5 are of the interval that ends in step 6; no other has any.
+    told = [(each['save_share'] > 0, each['evaluate_share'] > 0) for each in records(tmp_path, 'speed')[:7]]
+    assert told == [(False,) * 2] * 3 + [(True, False), (False, False), (True, True), (True, False)]
+
+
+def test_no_peak_where_none_is_known():
+    assert utilisation.peak(4, 'cpu') is None
+    assert utilisation.peak(4, 'TPU v4') == 4 * 275e12

@@ -1,0 +1,128 @@
+"""What a run says of a step that is not finite, with faults put in on purpose."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab.errors import RunError
+from attnlab.kernels.losses import Sums
+from attnlab.train import loop, nans
+from tests.train.test_loop import config, make_task, same_runs
+
+LAYERS, HUGE = 3, 3e38
+
+
+class Layer(nn.Module):
+    """x + W sqrt(gain), which is finite at a gain of zero and has no slope there."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        gain = self.param('gain', nn.initializers.ones, (4,))
+        inside = nn.Dense(4, name='into')(x)
+        return x + nn.Dense(4, name='out')(jnp.sqrt(gain[None] * inside**2)), None
+
+
+class Model(nn.Module):
+    scan: bool
+    remat: bool
+
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.remat(Layer, prevent_cse=False) if self.remat else Layer
+        x = nn.Dense(4, name='first')(x) / self.param('divisor', nn.initializers.ones, ())
+        if self.scan:
+            x, _ = nn.scan(layer, variable_axes={'params': 0}, split_rngs={'params': True}, length=LAYERS)(
+                name='layers')(x, None)  # fmt: skip
+        else:
+            for i in range(LAYERS):
+                x, _ = layer(name=f'layer_{i}')(x, None)
+        return nn.Dense(1, name='head')(x)
+
+
+def changed(params, path, value, layer=None):
+    """The tree with one parameter, of one layer where they are stacked, set to a value."""
+    name, *rest = path
+    if rest:
+        return {**params, name: changed(params[name], rest, value, layer)}
+    return {**params, name: jnp.full_like(params[name], value) if layer is None else params[name].at[layer].set(value)}
+
+
+def blamed(model, change=lambda params: params, batch=None, log=False):
+    def loss(params, batch, rng):
+        output = model.apply({'params': params}, batch['x'])
+        return Sums(jnp.sum(jnp.log(0 * output)) if log else jnp.sum(output), jnp.float32(1), {})
+
+    batch = {'x': np.ones((2, 4), np.float32)} if batch is None else batch
+    params = change(model.init(jax.random.key(1), jnp.ones((2, 4)))['params'])
+    return nans.blame(loss, params, [(batch, jax.random.key(0))])
+
+
+@pytest.mark.parametrize(('remat', 'layer'), [(False, 0), (True, 2)])
+def test_the_layer_that_overflows_is_named(remat, layer):
+    inside = lambda params: changed(params, ('layers', 'out', 'kernel'), HUGE, layer)
+    name = f'layers/out in turn {layer} (of 0 to 2) of its scan'
+    said = blamed(Model(True, remat), inside)
+    assert said == f'the first output that is not finite is that of {name}, from finite inputs'
+    alone = lambda params: changed(params, (f'layer_{layer}', 'out', 'kernel'), HUGE)
+    assert f'that of layer_{layer}/out, from finite inputs' in blamed(Model(False, remat), alone)
+
+
+def test_what_is_made_between_modules_is_told_apart():
+    said = blamed(Model(True, False), lambda params: changed(params, ('divisor',), 0))
+    assert said == ('the first module that meets what is not finite is layers/into in turn 0 (of 0 to 2) of its scan: '
+                    'its input, made between modules, is not')  # fmt: skip
+
+
+@pytest.mark.parametrize(('remat', 'layer'), [(False, 0), (True, 2)])
+def test_the_gradient_nearest_to_the_output_is_named(remat, layer):
+    # Behind it, that of the same layer's `into` and those of all layers before are not finite either.
+    start = 'the forward pass is finite; nearest to the output, the gradient of '
+    stacked = lambda params: changed(params, ('layers', 'gain'), 0, layer)
+    assert blamed(Model(True, remat), stacked) == f'{start}layers/gain[{layer}] is not'
+    alone = lambda params: changed(params, (f'layer_{layer}', 'gain'), 0)
+    assert blamed(Model(False, remat), alone) == f'{start}layer_{layer}/gain is not'
+
+
+def test_parameters_inputs_and_the_loss_itself():
+    model = Model(True, False)
+    poisoned = lambda params: changed(params, ('layers', 'into', 'bias'), np.nan, 1)
+    assert blamed(model, poisoned) == 'the parameter layers/into/bias was not finite before the step'
+    assert blamed(model, batch={'x': np.full((2, 4), np.inf, np.float32)}) == 'the input x is not finite'
+    assert blamed(model, log=True) == 'the outputs of all modules are finite, the loss made of them is -inf'
+    assert blamed(model) == 'run again on one device, every gradient is finite'
+
+
+# In runs
+
+
+def unlucky(step, micro, place):
+    """A loss that is infinite for the noise of one micro-batch of one device alone."""
+    fatal = jax.random.bits(loop.draws(3, 2, step, place)[micro])
+
+    def loss(params, batch, rng):
+        total = jnp.sum((batch['x'] @ params['w']) ** 2) + jnp.where(jax.random.bits(rng) == fatal, jnp.inf, 0.0)
+        return Sums(total, jnp.sum(batch['kept']), {})
+
+    return make_task(loss=loss)
+
+
+@pytest.mark.parametrize(('parallel', 'place'), [('jit', None), ('pmap', 1)])
+def test_a_run_repeats_the_step_that_failed(tmp_path, parallel, place):
+    made = config(accumulate=2, parallel=parallel, mesh='data=2')
+    with pytest.raises(RunError, match='step 5: the loss is inf; the .* loss made of them is inf$'):
+        loop.train(made, unlucky(4, 1, place), tmp_path, debug_nans=True)
+
+
+def test_a_run_names_the_parameter_that_a_step_spoilt(tmp_path):
+    spoilt = config(learning_rate=3e38, warmup='0 steps', schedule='constant')
+    told = 'step 2: the loss is (inf|nan); the parameter w was not finite before the step$'
+    with pytest.raises(RunError, match=told):
+        loop.train(spoilt, make_task(), tmp_path, debug_nans=True)
+
+
+def test_watching_changes_nothing(tmp_path):
+    for name, watched in (('plain', False), ('watched', True)):
+        loop.train(config(mesh='data=2'), make_task(), tmp_path / name, debug_nans=watched)
+    same_runs(tmp_path / 'plain', tmp_path / 'watched')
