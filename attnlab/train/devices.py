@@ -135,8 +135,9 @@ def _jit(mesh: Mesh) -> Layout:
     def sent(x: Any) -> jax.Array:
         return jax.make_array_from_callback(x.shape, NamedSharding(mesh, batch_spec(x.shape, mesh)), lambda at: x[at])
 
+    gather = jax.jit(lambda x: x, out_shardings=everywhere)
+
     def local(tree: Any) -> Any:
-        gather = jax.jit(lambda x: x, out_shardings=everywhere)
         whole = lambda x: x if x.is_fully_replicated else gather(x)
         return jax.tree.map(lambda x: whole(x).addressable_data(0), tree)
 

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from typing import Any
 
 import jax
 import pytest
@@ -16,7 +17,7 @@ STEPS, LIMIT = 100, 1.03
 
 @pytest.mark.slow
 def test_the_loop_adds_at_most_three_per_cent_to_a_step(tmp_path):
-    config = tiny(
+    config: Any = tiny(
         model__layers=3, model__width=64, model__heads=4, model__mlp_width=128, train__batch_size=64,
         data__train_examples=2000, train__duration=f'{2 * STEPS} steps', train__log_every=f'{STEPS} steps',
         train__eval_every=f'{2 * STEPS} steps', train__save_every=f'{2 * STEPS} steps', train__mesh='data=1',
