@@ -67,3 +67,23 @@ def test_what_computes_starts_once_more_with_large_pages(monkeypatch):
     assert starts('aer') == (2, ['None'])
     monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.check=0')
     assert starts('eval', '--workdir=nowhere') == (2, ['glibc.malloc.check=0'])
+
+
+def test_a_run_that_cannot_go_on_leaves_at_once_whatever_its_threads_do():
+    program = """
+import sys, threading, time
+from attnlab import cli
+from attnlab.errors import RunError
+
+def fail(argv):
+    threading.Thread(target=time.sleep, args=(50,)).start()
+    print('so far')
+    raise RunError('no further')
+
+cli._dispatch, sys.argv = fail, ['attnlab']
+sys.exit(cli.main())
+"""
+    start = time.perf_counter()
+    done = python('-c', program)
+    assert (done.returncode, done.stdout, done.stderr) == (1, 'so far\n', 'attnlab: no further\n')
+    assert time.perf_counter() - start < 30

@@ -141,7 +141,8 @@ def test_a_failed_save_is_told_in_one_line_and_the_older_steps_stay(tmp_path, wh
     folder.unlink()
     aside.rename(folder)
     assert {'1', '2'} <= {path.name for path in folder.iterdir()} and not (folder / '3').exists()
-    assert save_all(tmp_path, saved(3)) == [2, 3]
+    with checkpoint.manager(tmp_path, read_only=True) as manager:
+        jax.tree.map(np.testing.assert_array_equal, checkpoint.latest(manager, *shapes()), saved(2))
 
 
 def test_what_is_newer_than_the_step_a_run_goes_on_from_makes_room(tmp_path, caplog):
