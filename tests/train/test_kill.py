@@ -36,10 +36,11 @@ for line in sys.stdin:
     log, *argv = line.rstrip('\\n').split('\\t')
     child = os.fork()
     if child == 0:
-        os.setsid()
+        os.setpgid(0, 0)
         with open(log, 'w', buffering=1) as sys.stdout:
             os.dup2(sys.stdout.fileno(), 2)
             os._exit(cli.main(argv))
+    os.setpgid(child, child)  # here too, as it may be killed before it comes to that
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
