@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+import attnlab
 from attnlab.train import metrics
 from tests.tasks.conftest import TINY, tiny_config
 from tests.train.test_resume import newest
@@ -26,8 +28,8 @@ EVERY = 2
 # Reads a log's path and a command line, prints the number of its process and, when that has ended, its exit code.
 STARTER = """
 import os, sys
-from attnlab import cli
-cli._prepare()
+from attnlab import cli, environment
+environment.prepare()
 import orbax.checkpoint, tensorboardX
 from attnlab.tasks import align
 from attnlab.train import run
@@ -39,6 +41,7 @@ for line in sys.stdin:
         os.setpgid(0, 0)
         with open(log, 'w', buffering=1) as sys.stdout:
             os.dup2(sys.stdout.fileno(), 2)
+            sys.argv = ['attnlab', *argv]
             os._exit(cli.main(argv))
     os.setpgid(child, child)  # here too, as it may be killed before it comes to that
     print(child, flush=True)
@@ -46,23 +49,31 @@ for line in sys.stdin:
 """
 
 
-def changes(steps):
+def changes(steps, processes):
     return {
-        'model.dropout': '0.2', 'train.duration': f'{steps} steps', 'train.save_every': f'{EVERY} steps',
+        'train.mesh': f'data={2 * processes}' if processes > 1 else 'data=1', 'model.dropout': '0.2',
+        'train.duration': f'{steps} steps', 'train.save_every': f'{EVERY} steps',
         'train.eval_every': '45 steps',
     }  # fmt: skip
 
 
 def command(workdir, steps, processes):
     """A training of so many steps in so many processes."""
-    assert processes == 1
-    fields = [f'--config.{key}={value}' for key, value in (TINY | changes(steps)).items()]
+    fields = [f'--config.{key}={value}' for key, value in (TINY | changes(steps, processes)).items()]
+    fields += [f'--processes={processes}'] if processes > 1 else []
     return ['train', '--config=experiments/align/grammar_gru.py', f'--workdir={workdir}', *fields]
 
 
 @contextmanager
 def starter():
-    with subprocess.Popen([sys.executable, '-c', STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    env = {
+        **os.environ,
+        'PYTHONPATH': str(Path(attnlab.__file__).parents[1]),
+        'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=0',
+    }
+    with subprocess.Popen(
+        [sys.executable, '-c', STARTER], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         yield process
         process.stdin.close()
 
@@ -109,9 +120,12 @@ def lines(workdir):
     return [json.dumps(record) for record in metrics.read(workdir) if record['split'] != 'speed']
 
 
-@pytest.mark.parametrize('processes', [1])
-@pytest.mark.parametrize('kills', [3, pytest.param(100, marks=pytest.mark.slow)])
-def test_killed_at_random_moments(tmp_path, kills, processes):
+@pytest.mark.parametrize(
+    'kills, processes',
+    [(3, 1), pytest.param(100, 1, marks=pytest.mark.slow), pytest.param(10, 2, marks=pytest.mark.slow)],
+)
+def test_killed_at_random_moments(tmp_path, kills, processes, monkeypatch):
+    monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=2')
     steps, draw = 6 + 4 * kills, random.Random(kills)
     whole, broken, log = tmp_path / 'whole', tmp_path / 'broken', tmp_path / 'log.txt'
     with starter() as process:
@@ -127,7 +141,7 @@ def test_killed_at_random_moments(tmp_path, kills, processes):
         before = complete(broken)
         assert start(process, log, command(broken, steps, processes)) == 0, log.read_text()
         assert f'continues from step {before}' in log.read_text() and before > 0
-    config = tiny_config(**{key.replace('.', '__'): value for key, value in changes(steps).items()})
+    config = tiny_config(**{key.replace('.', '__'): value for key, value in changes(steps, processes).items()})
     left, right = newest(config, whole), newest(config, broken)
     assert left.step == right.step == steps and left.progress == right.progress
     jax.tree.map(np.testing.assert_array_equal, left, right)
