@@ -39,10 +39,11 @@ for line in sys.stdin:
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
-        with open(log, 'w', buffering=1) as sys.stdout:
-            os.dup2(sys.stdout.fileno(), 2)
+        with open(log, 'wb') as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
             sys.argv = ['attnlab', *argv]
-            os._exit(cli.main(argv))
+            environment.leave(cli.main(argv))
     os.setpgid(child, child)  # here too, as it may be killed before it comes to that
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
