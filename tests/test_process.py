@@ -76,3 +76,23 @@ def test_processes_that_nobody_has_started(tmp_path):
     assert done.returncode == 2
     assert 'attnlab: the processes of the run do not come together: neither SLURM nor Open MPI nor' in done.stderr
     assert not (tmp_path / 'run').exists()
+
+
+def test_a_run_that_cannot_go_on_leaves_at_once_whatever_its_threads_do():
+    program = """
+import sys, threading, time
+from attnlab import cli
+from attnlab.errors import RunError
+
+def fail(argv):
+    threading.Thread(target=time.sleep, args=(50,)).start()
+    print('so far')
+    raise RunError('no further')
+
+cli._dispatch, sys.argv = fail, ['attnlab']
+sys.exit(cli.main())
+"""
+    start = time.perf_counter()
+    done = python('-c', program)
+    assert (done.returncode, done.stdout, done.stderr) == (1, 'so far\n', 'attnlab: no further\n')
+    assert time.perf_counter() - start < 30

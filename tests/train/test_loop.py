@@ -79,6 +79,12 @@ def test_it_learns_and_says_so(tmp_path):
     assert len(list(tmp_path.glob('events.*'))) == 1
 
 
+def test_metrics_that_cannot_be_written_end_the_run(tmp_path):
+    (tmp_path / 'metrics.jsonl').mkdir()
+    with pytest.raises(RunError, match=f'^{tmp_path}/metrics.jsonl cannot be written: Is a directory$'):
+        loop.train(config(), make_task(), tmp_path)
+
+
 class Stop(Exception):
     """Stands for a kill at a chosen step."""
 
@@ -101,6 +107,26 @@ def test_a_killed_run_repeats_the_whole_one_bit_for_bit(tmp_path, killed, name):
     for split in ('train', 'valid'):
         assert records(whole, split) == records(broken, split)
     jax.tree.map(np.testing.assert_array_equal, newest(whole, name), newest(broken, name))
+
+
+def test_a_run_goes_on_from_before_a_damaged_step_as_the_whole_one_went(tmp_path, caplog):
+    whole, broken, plain = tmp_path / 'whole', tmp_path / 'broken', make_task()
+    loop.train(config(), plain, whole)
+
+    def dying(step):
+        if step == 13:
+            raise Stop
+        return plain.batch(step)
+
+    with pytest.raises(Stop):
+        loop.train(config(), make_task(batch=dying), broken)
+    (broken / 'checkpoints' / '12' / 'params' / 'manifest.ocdbt').write_bytes(b'')
+    with caplog.at_level('INFO'):
+        loop.train(config(), plain, broken)
+    lines = [record.getMessage() for record in caplog.records if record.name == 'root']
+    said = ['step 12 is damaged and passed over: ', 'continues from step 10', 'step 12 is removed: ']
+    assert len(lines) == 3 and all(part in line for part, line in zip(said, lines, strict=True))
+    same_runs(whole, broken)
 
 
 def test_the_average_is_what_is_evaluated_saved_and_gone_on_with(tmp_path):
