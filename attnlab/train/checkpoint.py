@@ -4,6 +4,7 @@ A checkpoint holds three items: `params`, `optimizer`, and `progress`, what the 
 """
 
 import hashlib
+import itertools
 import json
 import logging
 import re
@@ -23,7 +24,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 
 from attnlab.errors import RunError, UserError
-from attnlab.train import checksum
+from attnlab.train import checksum, processes
 
 
 class Progress(NamedTuple):
@@ -144,12 +145,23 @@ def finish(manager: ocp.CheckpointManager) -> None:
         manager.wait_until_finished()
 
 
-def drop_newer(manager: ocp.CheckpointManager, step: int) -> None:
-    """Removes the damaged steps that are newer than the one that a run goes on from, so that it can save them again."""
-    for newer in [each for each in manager.all_steps() if each > step]:
-        logging.warning('checkpoint of step %d is removed: the run goes on from step %d', newer, step)
-        with _writing(manager):
-            manager.delete(newer)
+def set_aside(manager: ocp.CheckpointManager, step: int) -> None:
+    """Renames the damaged steps that are newer than the one that a run goes on from, so that it can save them again.
+
+    Nothing is lost where they could not be read for some other reason.  Every process of a run calls it.
+    """
+    newer = [each for each in manager.all_steps() if each > step]
+    for each in newer:
+        folder = Path(manager.directory)
+        names = (f'{each}.damaged' + (f'-{number}' if number else '') for number in itertools.count())
+        name = next(name for name in names if not (folder / name).exists())
+        logging.warning('checkpoint of step %d is now %s: the run goes on from step %d', each, folder / name, step)
+        if processes.first():
+            with _writing(manager):
+                (folder / str(each)).rename(folder / name)
+    if newer:
+        processes.together('damaged checkpoints are set aside')
+        manager.reload()
 
 
 @jax.jit

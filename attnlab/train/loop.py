@@ -186,7 +186,7 @@ def train(
         make = partial(initial, task, optimize, config.seed, ema, scaled=precision.asked(config))
         state, progress = _restore_or_start(manager, layout, make, params)
         start = int(state.step)
-        checkpoint.drop_newer(manager, start)
+        checkpoint.set_aside(manager, start)
         first = processes.first()
         with metrics.writer(workdir, start, first) as write, bar(durations.total, start, first) as advance:
             update = make_update(

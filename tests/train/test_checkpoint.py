@@ -163,12 +163,18 @@ def test_what_is_newer_than_the_step_a_run_goes_on_from_makes_room(tmp_path, cap
     (tmp_path / 'checkpoints' / '7').mkdir()
     with checkpoint.manager(tmp_path) as manager:
         assert checkpoint.latest(manager, *shapes()).step == 2
-        checkpoint.drop_newer(manager, 2)
-        assert [line for line in caplog.messages if 'removed' in line] == [
-            f'checkpoint of step {step} is removed: the run goes on from step 2' for step in (3, 7)
+        checkpoint.set_aside(manager, 2)
+        folder = tmp_path / 'checkpoints'
+        assert [line for line in caplog.messages if 'is now' in line] == [
+            f'checkpoint of step {step} is now {folder}/{step}.damaged: the run goes on from step 2' for step in (3, 7)
         ]
         checkpoint.save(manager, saved(3))
         jax.tree.map(np.testing.assert_array_equal, checkpoint.latest(manager, *shapes()), saved(3))
+        checkpoint.set_aside(manager, 2)  # once more: what was there before stays
+        assert (folder / '3.damaged').is_dir() and (folder / '3.damaged-1').is_dir()
+        assert not (folder / '3.damaged/params/manifest.ocdbt').exists()
+    with checkpoint.manager(tmp_path) as manager:
+        assert checkpoint.latest(manager, *shapes()).step == 2
 
 
 def grid(count):
@@ -240,6 +246,6 @@ def test_checkpoints_from_before_each_array_had_a_checksum(tmp_path, caplog):
         ]
         with pytest.raises(UserError, match=r'params/layer/bias has shape \(3,\); this config expects \(4,\)'):
             checkpoint.latest(manager, *shapes(width=4))
-        checkpoint.drop_newer(manager, 1)
+        checkpoint.set_aside(manager, 1)
         checkpoint.save(manager, saved(2, 0.5, 1))
         assert checkpoint.latest(manager, *shapes()).step == 2

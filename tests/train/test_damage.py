@@ -170,7 +170,7 @@ def test_something_strange_in_the_folder(workdir, kind, caplog):
     assert latest(workdir).step == 2
     with checkpoint.manager(workdir) as manager:
         assert checkpoint.latest(manager, *shapes()).step == 2
-        checkpoint.drop_newer(manager, 2)
+        checkpoint.set_aside(manager, 2)
         for step in (30, 40):
             checkpoint.save(manager, saved(step))
     found = latest(workdir)
