@@ -21,10 +21,10 @@ RUNS = {
 }  # fmt: skip
 
 
-LONGER = [pytest.param(name, marks=pytest.mark.slow) for name in ('pmap', 'align')]
+LONGER = [pytest.param(name, marks=pytest.mark.slow) for name in ('language', 'pmap', 'align')]
 
 
-@pytest.mark.parametrize('name', ['language', 'vision', *LONGER])
+@pytest.mark.parametrize('name', ['vision', *LONGER])
 def test_several_devices_train_as_one(name, tmp_path):
     found = []
     for number in (1, 4):

@@ -121,10 +121,8 @@ def lines(workdir):
     return [json.dumps(record) for record in metrics.read(workdir) if record['split'] != 'speed']
 
 
-@pytest.mark.parametrize(
-    'kills, processes',
-    [(3, 1), pytest.param(100, 1, marks=pytest.mark.slow), pytest.param(10, 2, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # one kill among the others is in test_resume.py
+@pytest.mark.parametrize(('kills', 'processes'), [(100, 1), (10, 2)])
 def test_killed_at_random_moments(tmp_path, kills, processes, monkeypatch):
     monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=2')
     steps, draw = 6 + 4 * kills, random.Random(kills)

@@ -69,14 +69,18 @@ def test_rows_over_eight_devices(plain, tmp_path, parallel):
     same(plain, language(tmp_path, LANGUAGE, 'data=8', train__parallel=parallel))
 
 
+def slowly(mesh):
+    return pytest.param(mesh, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    'mesh', ['fsdp=8', 'data=2,tensor=4', 'data=2,sequence=4', 'fsdp=2,tensor=2,sequence=2']
+    'mesh', ['fsdp=8', 'data=2,sequence=4', 'fsdp=2,tensor=2,sequence=2', slowly('data=2,tensor=4')]
 )
 def test_parts_of_a_model_over_eight_devices(plain, tmp_path, mesh):
     same(plain, language(tmp_path, LANGUAGE, mesh))
 
 
-@pytest.mark.parametrize('mesh', ['data=2,expert=4', 'fsdp=2,expert=2,tensor=2'])
+@pytest.mark.parametrize('mesh', ['data=2,expert=4', slowly('fsdp=2,expert=2,tensor=2')])
 def test_experts_over_eight_devices(experts, tmp_path, mesh):
     same(experts, language(tmp_path, EXPERTS, mesh))
 
