@@ -15,7 +15,7 @@ from tests.train.test_loop import records
 STEPS, LIMIT = 100, 1.03
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 def test_the_loop_adds_at_most_three_per_cent_to_a_step(tmp_path):
     config: Any = tiny(
         model__layers=3, model__width=64, model__heads=4, model__mlp_width=128, train__batch_size=64,
