@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnlab.data import digits, download
+from attnlab.data.kept import kept
 from attnlab.errors import UserError
 
 SIDE = 32
@@ -119,8 +120,9 @@ def arrays(path: str | Path, classes: int, shape: Sequence[int]) -> Images:
 
 def drawn(split: str, count: int, seed: int) -> Images:
     """`count` digits of a split, drawn by `attnlab.data.digits`: nothing to download."""
-    pixels, labels = digits.draw(count, (seed, SPLITS.index(split)))
-    return Images(pixels, labels, tuple('0123456789'))
+    key = seed, SPLITS.index(split)
+    made = kept('digits', count, key, lambda: dict(zip(('pixels', 'labels'), digits.draw(count, key), strict=True)))
+    return Images(made['pixels'], made['labels'], tuple('0123456789'))
 
 
 def parted(whole: Images, held_out: int) -> tuple[Images, Images]:

@@ -9,6 +9,7 @@ import io
 import itertools
 import operator
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Vocabulary:
 
     def encode_all(self, lines: Iterable[str]) -> list[list[int]]:
         """`encode` of each line."""
-        words = [tokenise(normalise(line, self.language)) for line in lines]
+        words = [_words(line, self.language) for line in lines]
         if self.kind == 'words':
             return [[self._ids.get(word, UNK) for word in line] for line in words]
         return self._processor.encode([_spell(line) for line in words], num_threads=1)
@@ -121,7 +122,7 @@ def build_shared(kind: str, texts: Sequence[tuple[Iterable[str], str]], size: in
         raise UserError(f'vocabulary {kind!r}: expected one of {", ".join(KINDS)}')
     if size <= len(SPECIAL):
         raise UserError(f'vocabulary size {size}: expected at least {len(SPECIAL) + 1}')
-    words = [tokenise(normalise(line, language)) for lines, language in texts for line in lines]
+    words = [_words(line, language) for lines, language in texts for line in lines]
     if not any(words):
         raise UserError('no text to build a vocabulary from')
     language = texts[0][1]
@@ -130,6 +131,11 @@ def build_shared(kind: str, texts: Sequence[tuple[Iterable[str], str]], size: in
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         return Vocabulary(kind, language, SPECIAL + tuple(ranked[: size - len(SPECIAL)]))
     return _subwords(_train(map(_spell, words), size), language)
+
+
+@functools.lru_cache(maxsize=2**17)  # a vocabulary is built from the lines that it then encodes
+def _words(line: str, language: str) -> tuple[str, ...]:
+    return tuple(map(sys.intern, tokenise(normalise(line, language))))
 
 
 def save(vocabulary: Vocabulary, path: str | Path) -> Path:
@@ -175,7 +181,7 @@ def _load_processor(model: bytes) -> Any:
     return sentencepiece.SentencePieceProcessor(model_proto=model)
 
 
-def _spell(words: list[str]) -> str:
+def _spell(words: Sequence[str]) -> str:
     return ' '.join(words).replace(_START, _LITERAL_START)
 
 

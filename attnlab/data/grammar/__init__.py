@@ -50,9 +50,12 @@ from dataclasses import dataclass
 from random import Random
 from zlib import crc32
 
+import numpy as np
+
 from attnlab.data.alignments import Links
 from attnlab.data.grammar.rules import Sentence, Word, sentence
 from attnlab.data.grammar.sampling import combinations, held_out, structure
+from attnlab.data.kept import kept
 from attnlab.data.pairs import Pairs
 from attnlab.data.text import detokenise
 from attnlab.errors import UserError
@@ -98,8 +101,27 @@ def examples(split: str, count: int, seed: int) -> list[Example]:
 
 def pairs(split: str, count: int, seed: int) -> Pairs:
     """The first `count` of a split as text and gold links."""
-    drawn = examples(split, count, seed)
-    return Pairs(tuple(e.source for e in drawn), tuple(e.target for e in drawn), tuple(e.links for e in drawn))
+    made = kept(f'grammar-{split}', count, (seed,), lambda: _packed(examples(split, count, seed)))
+    source, target = (made[side].tobytes().decode().split('\n')[:count] for side in ('source', 'target'))
+    sure, possible = (_links(made[name], count) for name in ('sure', 'possible'))
+    return Pairs(tuple(source), tuple(target), tuple(map(Links, sure, possible)))
+
+
+def _packed(drawn: list[Example]) -> dict[str, np.ndarray]:
+    """Text as bytes, a line each; links as rows (example, source, target)."""
+    text = lambda lines: np.frombuffer('\n'.join(lines).encode(), np.uint8)
+    rows = lambda each: np.array([(n, *link) for n, links in enumerate(each) for link in sorted(links)], int)
+    return {
+        'source': text(e.source for e in drawn), 'target': text(e.target for e in drawn),
+        'sure': rows(e.links.sure for e in drawn), 'possible': rows(e.links.possible for e in drawn),
+    }  # fmt: skip
+
+
+def _links(rows: np.ndarray, count: int) -> list[frozenset[tuple[int, int]]]:
+    found: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    for n, i, j in rows.tolist():
+        found[n].append((i, j))
+    return list(map(frozenset, found))
 
 
 def _belongs(split: str, source: str, length: int, drawn: Sentence) -> bool:
