@@ -4,6 +4,9 @@ attnlab train --config=experiments/vision/cifar10_small.py --workdir=runs/cct
 attnlab train --config=experiments/vision/cifar10_small.py:vit --workdir=runs/vit
 attnlab train --config=experiments/vision/cifar10_small.py:resnet --workdir=runs/resnet
 attnlab eval --workdir=runs/cct
+
+Two cores of an AMD EPYC, seed 0: 81.5 % of the test images in 61 minutes, beside other work for a quarter of them
+(docs/vision.md).  The other two were not run yet.
 """
 
 from ml_collections import ConfigDict
