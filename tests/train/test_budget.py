@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 # 200 steps over sentences of all lengths: counts the programs of the training step, and the memory on the way.
 DRIVER = """
 import json, logging, sys
@@ -43,6 +45,7 @@ print(json.dumps([len(compiled), len(shapes), resident[60], resident[199]]))
 """
 
 
+@pytest.mark.slow
 def test_one_program_for_each_width_and_no_growth(tmp_path):
     done = subprocess.run([sys.executable, '-c', DRIVER, str(tmp_path / 'run')], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
