@@ -1,9 +1,11 @@
 """Several processes of one command on this machine, watched: where one fails, all end and it is named."""
 
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
@@ -39,14 +41,18 @@ def launch(argv: Sequence[str], count: int) -> int:
 
 
 def _watch(processes: list[subprocess.Popen]) -> int:
-    while True:
-        codes = [process.poll() for process in processes]
-        failed = [number for number, code in enumerate(codes) if code]
-        if failed:
-            return _ended(processes, failed[0])
-        if all(code == 0 for code in codes):
-            return 0
-        time.sleep(_POLL)
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()  # in the order in which they end: the others end of the first
+
+    def wait(number: int) -> None:
+        processes[number].wait()
+        ended.put(number)
+
+    for number in range(len(processes)):
+        threading.Thread(target=wait, args=(number,), daemon=True).start()
+    for _ in processes:
+        if processes[number := ended.get()].returncode:
+            return _ended(processes, number)
+    return 0
 
 
 def _ended(processes: list[subprocess.Popen], first: int) -> int:
