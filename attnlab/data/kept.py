@@ -19,7 +19,7 @@ ENOUGH = 400
 
 
 def kept(name: str, count: int, key: tuple, make: Callable[[], Arrays]) -> Arrays:
-    """`make()`, a function of the key and of this package's code alone, or what it gave before for the same.
+    """`make()`, a function of the key, this package's code and NumPy's alone, or what it gave before for the same.
 
     A file that cannot be read or written is made anew, or not kept, without a word.
     """
@@ -46,7 +46,7 @@ def kept(name: str, count: int, key: tuple, make: Callable[[], Arrays]) -> Array
 @cache
 def _code() -> bytes:
     """A digest of all that may have a say in what is drawn."""
-    total = hashlib.sha256()
+    total = hashlib.sha256(np.__version__.encode())  # whose random draws may change
     for file in sorted(Path(__file__).parent.rglob('*.py')):
         total.update(file.read_bytes())
     return total.digest()

@@ -146,17 +146,17 @@ def _averaged(average: Params, params: Params, step: jax.Array, ema: float) -> P
 
 
 def initial(
-    task: Task,
+    init: Callable[[jax.Array], Params],
     optimize: optax.GradientTransformation,
     seed: int,
     ema: float = 0.0,
     params: Params | None = None,
     scaled: bool = False,
 ) -> State:
-    """The state before the first step, pure; from the task's own parameters if none are given."""
+    """The state before the first step, pure; from the parameters that `init` makes of a key if none are given."""
     # Copies: a step takes over the state's memory, of each array once.
     copied = lambda tree: jax.tree.map(jnp.copy, tree)
-    first: Any = task.init(jax.random.key(seed)) if params is None else copied(params)
+    first: Any = init(jax.random.key(seed)) if params is None else copied(params)
     average, scale = copied(first) if ema else None, precision.start() if scaled else None
     return State(jnp.int32(0), first, optimize.init(first), average, scale)
 
@@ -183,7 +183,7 @@ def train(
     layout = layout_of(config)
     with checkpoint.manager(workdir) as manager:
         ema = config.train.get('ema', 0.0)
-        make = partial(initial, task, optimize, config.seed, ema, scaled=precision.asked(config))
+        make = partial(initial, task.init, optimize, config.seed, ema, scaled=precision.asked(config))
         state, progress = _restore_or_start(manager, layout, make, params)
         start = int(state.step)
         checkpoint.set_aside(manager, start)

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import NamedSharding
 
 from attnlab import tasks
-from attnlab.train import devices, loop
+from attnlab.train import devices, loop, precision
 
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 
@@ -40,15 +41,15 @@ def count(config: Any, mesh: str) -> tuple[dict[str, int], list[Sent]]:
     found = devices.mesh_of(mesh, rows)
     outline = kind.outline(config, None, False)
     _, _, optimize = loop.recipe(config, examples=1)
-    ema = config.train.get('ema', 0.0)
+    ema, scaled = config.train.get('ema', 0.0), precision.asked(config)
 
     def started(params: Any) -> loop.State:
-        return loop.State(jnp.int32(0), params, optimize.init(params), params if ema else None)
+        return loop.initial(lambda rng: params, optimize, 0, ema, scaled=scaled)
 
     def step(state: loop.State, batch: Any) -> loop.State:
         grads = jax.grad(lambda params: jnp.sum(outline.forward(params, *batch)))(state.params)
         updates, memory = optimize.update(grads, state.optimizer, state.params)
-        return state._replace(params=jax.tree.map(jnp.add, state.params, updates), optimizer=memory)
+        return state._replace(params=optax.apply_updates(state.params, updates), optimizer=memory)
 
     def row(x: Any) -> jax.ShapeDtypeStruct:
         shape = (rows, *x.shape[1:])

@@ -56,7 +56,7 @@ def test_each_program_of_pmap_has_noise_of_its_own():
     values = []
     for count in (1, 4):
         layout = devices.layout('pmap', f'data={count}', 8)
-        state = layout.state(loop.initial(task, optimize, 0))
+        state = layout.state(loop.initial(task.init, optimize, 0))
         update = layout.compile(loop.make_update(drawn, optimize, 0, 1, axis=layout.axis), state)
         values.append(float(layout.local(update(state, layout.batch(task.batch(0)))[1])['loss']))
     assert values[0] != values[1]  # the mean of four draws, and not of one four times

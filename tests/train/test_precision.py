@@ -83,7 +83,7 @@ def losses(made, folder, dtype, steps=80):
     task = built(config, folder)
     optimize = loop.recipe(config, task.examples)[2]
     update = jax.jit(loop.make_update(task.loss, optimize, 0, 1), compiler_options=QUICK)
-    state = jax.jit(lambda: loop.initial(task, optimize, 0, scaled=precision.asked(config)))()
+    state = jax.jit(lambda: loop.initial(task.init, optimize, 0, scaled=precision.asked(config)))()
     told = []
     for step in range(steps):
         state, values = update(state, task.batch(step))

@@ -26,7 +26,7 @@ def trained(config, workdir):
     task = tasks.module(config).build(config, workdir)
     _, _, optimize = loop.recipe(config, task.examples)
     layout = loop.layout_of(config)
-    state = layout.state(layout.start(functools.partial(loop.initial, task, optimize, config.seed, 0.5)))
+    state = layout.state(layout.start(functools.partial(loop.initial, task.init, optimize, config.seed, 0.5)))
     update = loop.make_update(
         task.loss, optimize, config.seed, config.train.accumulate, 0.5, layout.constrain, layout.axis
     )
