@@ -4,8 +4,8 @@ attnlab train --config=experiments/align/grammar_gru.py --workdir=runs/grammar
 attnlab train --config=experiments/align/grammar_gru.py:fixed --workdir=runs/grammar_fixed
 attnlab eval --workdir=runs/grammar --split=test
 
-Two cores of an AMD EPYC, seed 0, 500 test sentences: attention BLEU 97.0, AER 0.048; fixed BLEU 58.3.  `make demo`,
-which trains and scores both, takes 3 min 10 s.
+Two cores of an AMD EPYC, seed 0, 500 test sentences: attention BLEU 97.3, AER 0.051; fixed BLEU 58.3.  `make demo`,
+which trains and scores both, takes 4 min 3 s.
 """
 
 from ml_collections import ConfigDict
