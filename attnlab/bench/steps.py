@@ -23,22 +23,21 @@ Shapes = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 """Both sides of each matrix product."""
 
 
-def adam() -> optax.GradientTransformation:
+def adam() -> optimizer.Optimize:
     """What every side trains with: clipping and Adam."""
-    config = dict(name='adam', learning_rate=RATE, b2=0.999, clip=CLIP, weight_decay=0.0)
-    return optimizer.build(ConfigDict(config), lambda step: RATE)
+    return optimizer.build(ConfigDict(dict(name='adam', learning_rate=RATE, b2=0.999, clip=CLIP, weight_decay=0.0)))
 
 
 def trainer(loss: Loss, params: Any, batch: Any) -> Callable[[], float]:
     """A function that trains by one step of the loop on the batch and returns the loss before it."""
     optimize = adam()
-    update = jax.jit(loop.make_update(loss, optimize, 0, 1), donate_argnums=0)
-    params = jax.tree.map(jnp.copy, params)  # what is donated is gone, and others start from the same
-    state = loop.State(jnp.int32(0), params, optimize.init(params))
+    update = jax.jit(loop.make_update(loss, optimize, lambda i: 1.0, 1), donate_argnums=0)
+    state = loop.initial(lambda rng: params, optimize, 0, params)  # copies: others start from the same
+    given = jax.tree.map(jnp.asarray, loop.Given(0, RATE, 0.0))
 
     def step() -> float:
         nonlocal state
-        state, values = update(state, batch)
+        state, values = update(state, batch, given)
         jax.block_until_ready(state)
         return float(values['loss'])
 
@@ -143,7 +142,7 @@ def multiply(operands: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
 
 def _updater(params: Any) -> Callable[[], Any]:
     """A function that clips and applies a gradient, as a training step does."""
-    optimize = adam()
+    optimize = adam()(RATE, 0.0)
     grads = jax.tree.map(lambda x: jnp.full_like(x, 1e-3), params)
     state = jax.tree.map(jnp.copy, (params, optimize.init(params)))
 

@@ -26,8 +26,8 @@ class Layout(NamedTuple):
     stored: of a state's shapes, with the sharding that it has when it is made, saved and restored.
     start: a state so placed, from what makes one, pure, and its arguments.
     state: as `compile`d steps take it, from one so placed.  kept: the way back.
-    compile: (state, batch) -> (state, values), pure, as it runs on all devices, taking over the state's memory; and a
-      state to show how it lies.
+    compile: (state, batch, ...) -> (state, values), pure, as it runs on all devices, taking over the state's memory;
+      and a state to show how it lies.  What follows the batch lies as a state does.
     batch: arrays of the host, the whole batch, as compiled steps take them.
     local: state, what was kept of it, or values, as one device of this process has it, whole.
     """
@@ -126,9 +126,9 @@ def _jit(mesh: Mesh) -> Layout:
         shardings = jax.tree.map(lambda x: x.sharding, state), everywhere
         run = jax.jit(step, donate_argnums=0, out_shardings=shardings)
 
-        def in_context(state: Any, batch: Any) -> Any:
+        def in_context(*args: Any) -> Any:
             with context():  # for `axes.spread` and what else asks for it
-                return run(state, batch)
+                return run(*args)
 
         return in_context
 

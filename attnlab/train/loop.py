@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from attnlab.errors import RunError, Stopped, UserError
@@ -38,6 +39,14 @@ class State(NamedTuple):
     def used(self) -> Params:
         """The parameters to evaluate."""
         return self.params if self.average is None else self.average
+
+
+class Given(NamedTuple):
+    """The numbers of a config that compiled steps take as arguments: runs that differ in them alone share a program."""
+
+    seed: Any
+    learning_rate: Any
+    weight_decay: Any
 
 
 class Plan(NamedTuple):
@@ -74,14 +83,20 @@ def plan(config: Any, examples: int) -> Plan:
     return Plan(total, warmup, periods['log_every'], periods['eval_every'], periods['save_every'], train.patience)
 
 
-def recipe(config: Any, examples: int) -> tuple[Plan, optimizer.Schedule, optax.GradientTransformation]:
-    """Durations, learning rate and optimizer of a config; raises UserError for values that make no sense."""
+def recipe(config: Any, examples: int) -> tuple[Plan, optimizer.Schedule, optimizer.Optimize]:
+    """Durations, schedule and optimizer of a config; raises UserError for values that make no sense."""
     durations = plan(config, examples)
-    rate = optimizer.schedule(config.optimizer, durations.total, durations.warmup)
-    return durations, rate, optimizer.build(config.optimizer, rate)
+    schedule = optimizer.schedule(config.optimizer, durations.total, durations.warmup)
+    return durations, schedule, optimizer.build(config.optimizer)
 
 
-def draws(seed: int, count: int, step: Any, place: Any) -> jax.Array:
+def given(config: Any) -> Given:
+    """What steps are given of a config."""
+    numbers = config.optimizer.learning_rate, config.optimizer.weight_decay
+    return Given(np.uint32(config.seed), *map(np.float32, numbers))
+
+
+def draws(seed: Any, count: int, step: Any, place: Any) -> jax.Array:
     """A key for each of `count` micro-batches of a step; place: of a device with noise of its own, else None."""
     key = jax.random.fold_in(jax.random.key(seed), step)
     return jax.random.split(key if place is None else jax.random.fold_in(key, place), count)
@@ -89,14 +104,14 @@ def draws(seed: int, count: int, step: Any, place: Any) -> jax.Array:
 
 def make_update(
     loss: Callable[[Params, Batch, jax.Array], Sums],
-    optimize: optax.GradientTransformation,
-    seed: int,
+    optimize: optimizer.Optimize,
+    schedule: optimizer.Schedule,
     accumulate: int,
     ema: float = 0.0,
     constrain: Callable[[Batch], Batch] = lambda parts: parts,
     axis: str | None = None,
-) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
-    """The pure training step: (state, batch) -> (state, values).
+) -> Callable[[State, Batch, Given], tuple[State, dict[str, jax.Array]]]:
+    """The pure training step: (state, batch, what is given) -> (state, values).
 
     The gradient is of the total over the whole batch divided by its whole weight, however many micro-batches it is
     cut into, so that a token counts the same in a short and in a long one.  Noise comes from (seed, step) alone.
@@ -107,8 +122,8 @@ def make_update(
     constrain, axis: as in `attnlab.train.devices.Layout`.
     """
 
-    def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
-        keys = draws(seed, accumulate, state.step, None if axis is None else jax.lax.axis_index(axis))
+    def update(state: State, batch: Batch, given: Given) -> tuple[State, dict[str, jax.Array]]:
+        keys = draws(given.seed, accumulate, state.step, None if axis is None else jax.lax.axis_index(axis))
         parts = constrain(jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch))
         gradient = precision.gradient(loss, state.scale)
 
@@ -123,12 +138,14 @@ def make_update(
             grads, sums = jax.lax.psum((grads, sums), axis)
         weight = jnp.maximum(sums.weight, 1)
         grads = jax.tree.map(lambda g: g / weight, grads)
-        updates, optimizer_state = optimize.update(grads, state.optimizer, state.params)
+        done = state.step if state.scale is None else state.step - state.scale.skipped  # a skipped one is made up for
+        rate = given.learning_rate * schedule(done)
+        updates, memory = optimize(rate, given.weight_decay).update(grads, state.optimizer, state.params)
         values = {'loss': sums.total / weight, **{name: x / weight for name, x in sums.extras.items()}}
-        values |= {'gradient_norm': optax.tree.norm(grads), 'weight': sums.weight}
+        values |= {'gradient_norm': optax.tree.norm(grads), 'weight': sums.weight, 'learning_rate': rate}
         params = optax.apply_updates(state.params, updates)
         average = None if state.average is None else _averaged(state.average, params, state.step, ema)
-        made = State(state.step + 1, params, optimizer_state, average)
+        made = State(state.step + 1, params, memory, average)
         if state.scale is None:
             return made, values
         good = precision.finite((grads, sums.total))
@@ -145,12 +162,24 @@ def _averaged(average: Params, params: Params, step: jax.Array, ema: float) -> P
     return jax.tree.map(lambda old, new: (old + part * (new - old)).astype(old.dtype), average, params)
 
 
+def compiled(config: Any, task: Task, layout: devices.Layout, state: State) -> Callable[[State, Batch], Any]:
+    """`make_update` of a config, as it runs on a layout's devices, with what is given; state: to show how it lies."""
+    _, schedule, optimize = recipe(config, task.examples)
+    train = config.train
+    update = make_update(
+        task.loss, optimize, schedule, train.accumulate, train.get('ema', 0.0), layout.constrain, layout.axis
+    )
+    run, numbers = layout.compile(update, state), layout.state(layout.start(Given, *given(config)))
+    return lambda state, batch: run(state, batch, numbers)
+
+
 def initial(
     init: Callable[[jax.Array], Params],
-    optimize: optax.GradientTransformation,
-    seed: int,
-    ema: float = 0.0,
+    optimize: optimizer.Optimize,
+    seed: Any,
     params: Params | None = None,
+    *,
+    ema: float = 0.0,
     scaled: bool = False,
 ) -> State:
     """The state before the first step, pure; from the parameters that `init` makes of a key if none are given."""
@@ -158,7 +187,7 @@ def initial(
     copied = lambda tree: jax.tree.map(jnp.copy, tree)
     first: Any = init(jax.random.key(seed)) if params is None else copied(params)
     average, scale = copied(first) if ema else None, precision.start() if scaled else None
-    return State(jnp.int32(0), first, optimize.init(first), average, scale)
+    return State(jnp.int32(0), first, optimize(0.0, 0.0).init(first), average, scale)
 
 
 def train(
@@ -179,29 +208,26 @@ def train(
     Raises RunError when the loss is no longer finite, naming the step, and Stopped, after a save, when SIGTERM or
     SIGINT asks it to stop.
     """
-    durations, rate, optimize = recipe(config, task.examples)
+    durations, _, optimize = recipe(config, task.examples)
     layout = layout_of(config)
     with checkpoint.manager(workdir) as manager:
-        ema = config.train.get('ema', 0.0)
-        make = partial(initial, task.init, optimize, config.seed, ema, scaled=precision.asked(config))
-        state, progress = _restore_or_start(manager, layout, make, params)
+        made = dict(ema=config.train.get('ema', 0.0), scaled=precision.asked(config))
+        make = partial(initial, task.init, optimize, **made)
+        state, progress = _restore_or_start(manager, layout, make, (np.uint32(config.seed), params))
         start = int(state.step)
         checkpoint.set_aside(manager, start)
         first = processes.first()
         with metrics.writer(workdir, start, first) as write, bar(durations.total, start, first) as advance:
-            update = make_update(
-                task.loss, optimize, config.seed, config.train.accumulate, ema, layout.constrain, layout.axis
-            )
-            run = partial(_run, task=task, durations=durations, rate=rate, manager=manager, write=write, layout=layout)
+            run = partial(_run, task=task, durations=durations, manager=manager, write=write, layout=layout)
             batch = lambda step: layout.batch(task.batch(step))
             wished = common_wishes if processes.several() else wishes
             with ExitStack() as stack:
                 batches = stack.enter_context(closing(ahead(batch, start, durations.total)))
                 stop = stack.enter_context(wished())
                 state = layout.state(state)
-                update, explain = layout.compile(update, state), lambda step: _ADVICE
+                update, explain = compiled(config, task, layout, state), lambda step: _ADVICE
                 if debug_nans:
-                    draw = partial(draws, config.seed, config.train.accumulate)
+                    draw = partial(draws, np.uint32(config.seed), config.train.accumulate)
                     update, explain = nans.remembering(update, task, layout, draw)
                 if profile is not None and first:
                     update = stack.enter_context(traced(update, workdir / 'profile', start, profile))
@@ -224,14 +250,14 @@ def layout_of(config: Any) -> devices.Layout:
 
 
 def _restore_or_start(
-    manager: Any, layout: devices.Layout, make: Callable[[Params | None], State], params: Params | None
+    manager: Any, layout: devices.Layout, make: Callable[[Any, Params | None], State], args: tuple[Any, Params | None]
 ) -> tuple[State, checkpoint.Progress]:
-    stored = layout.stored(jax.eval_shape(make, params))
+    stored = layout.stored(jax.eval_shape(make, *args))
     saved = checkpoint.latest(manager, *_stored(stored))
     if saved is None:
-        return layout.start(make, params), checkpoint.Progress()
+        return layout.start(make, *args), checkpoint.Progress()
     logging.info('continues from step %d', saved.step)
-    step = layout.start(lambda: jnp.int32(saved.step))
+    step = layout.start(lambda step: step, np.int32(saved.step))
     if stored.average is None and stored.scale is None:
         return State(step, saved.params, saved.optimizer), saved.progress
     average = None if stored.average is None else saved.params
@@ -252,7 +278,6 @@ def _run(
     *,
     task: Task,
     durations: Plan,
-    rate: optimizer.Schedule,
     manager: Any,
     write: metrics.Write,
     layout: devices.Layout,
@@ -281,9 +306,9 @@ def _run(
                 raise RunError(f'step {step}: the {key} is {values[key]}; {explain(step)}')
         clock.count(values.pop('weight'), shape)
         if step % durations.log == 0:
-            # Of a step that was skipped, what is not finite is left out; the schedule waits for it.
+            # Of a step that was skipped, what is not finite is left out.
             told = {key: value for key, value in values.items() if math.isfinite(value) or 'skipped' not in values}
-            write(step, 'train', told | {'learning_rate': float(rate(step - 1 - values.get('skipped', 0)))})
+            write(step, 'train', told)
             write(step, 'speed', clock.rates())
         advance(step, {'loss': values['loss']} | scores)
 

@@ -11,31 +11,33 @@ import optax
 from attnlab.errors import UserError
 
 Schedule = Callable[[Any], Any]
-"""The learning rate of step i, i from 0."""
+"""The learning rate of step i, i from 0, as a part of its peak."""
+
+Optimize = Callable[[Any, Any], optax.GradientTransformation]
+"""(learning rate, weight decay) of a step, traced or not -> what makes its updates; its state depends on neither."""
 
 
 def schedule(config: Any, total: int, warmup: int) -> Schedule:
     """Linear warm-up from 0 over `warmup` steps, then the shape named by `config.schedule` until step `total`."""
-    peak = config.learning_rate
     rest = max(total - warmup, 1)
     match config.schedule:
         case 'constant':
-            after = optax.constant_schedule(peak)
+            after = optax.constant_schedule(1.0)
         case 'cosine':
-            after = optax.cosine_decay_schedule(peak, rest)
+            after = optax.cosine_decay_schedule(1.0, rest)
         case 'linear':
-            after = optax.linear_schedule(peak, 0.0, rest)
+            after = optax.linear_schedule(1.0, 0.0, rest)
         case 'rsqrt':
             # Vaswani et al. 2017, section 5.3: from the peak at the warm-up's end, with the square root of the step.
             start = max(warmup, 1)
             # `join_schedules` asks every part at every step, this one before its start too.
-            after = lambda i: peak * (start / (start + jnp.maximum(i, 0))) ** 0.5
+            after = lambda i: (start / (start + jnp.maximum(i, 0))) ** 0.5
         case name:
             raise UserError(f"optimizer.schedule is {name!r}; expected 'constant', 'cosine', 'linear' or 'rsqrt'")
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, max(warmup, 1)), after], [warmup])
+    return optax.join_schedules([optax.linear_schedule(0.0, 1.0, max(warmup, 1)), after], [warmup])
 
 
-def build(config: Any, rate: Schedule) -> optax.GradientTransformation:
+def build(config: Any) -> Optimize:
     """Clipping by the global norm (0: none), then Adam or SGD; decay, decoupled, on matrices only.
 
     With a `layer_decay` the rate of a block is that times the rate of the next one (Bao et al. 2022, section 3.2).
@@ -55,13 +57,17 @@ def build(config: Any, rate: Schedule) -> optax.GradientTransformation:
             direction = optax.identity()
         case name:
             raise UserError(f"optimizer.name is {name!r}; expected 'adam' or 'sgd'")
-    parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
-    parts.append(direction)
-    if config.weight_decay:
-        parts.append(optax.add_decayed_weights(config.weight_decay, mask=matrices))
-    if decay < 1.0:
-        parts.append(optax.stateless(lambda updates, _: by_depth(updates, decay)))
-    return optax.chain(*parts, optax.scale_by_learning_rate(rate))
+
+    def optimize(rate: Any, weight_decay: Any) -> optax.GradientTransformation:
+        parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
+        parts.append(direction)
+        if config.weight_decay:
+            parts.append(optax.add_decayed_weights(weight_decay, mask=matrices))
+        if decay < 1.0:
+            parts.append(optax.stateless(lambda updates, _: by_depth(updates, decay)))
+        return optax.chain(*parts, optax.scale(-rate))
+
+    return optimize
 
 
 def by_depth(updates: Any, decay: float) -> Any:

@@ -44,11 +44,11 @@ def count(config: Any, mesh: str) -> tuple[dict[str, int], list[Sent]]:
     ema, scaled = config.train.get('ema', 0.0), precision.asked(config)
 
     def started(params: Any) -> loop.State:
-        return loop.initial(lambda rng: params, optimize, 0, ema, scaled=scaled)
+        return loop.initial(lambda rng: params, optimize, 0, ema=ema, scaled=scaled)
 
     def step(state: loop.State, batch: Any) -> loop.State:
         grads = jax.grad(lambda params: jnp.sum(outline.forward(params, *batch)))(state.params)
-        updates, memory = optimize.update(grads, state.optimizer, state.params)
+        updates, memory = optimize(1e-3, 0.1).update(grads, state.optimizer, state.params)
         return state._replace(params=optax.apply_updates(state.params, updates), optimizer=memory)
 
     def row(x: Any) -> jax.ShapeDtypeStruct:

@@ -193,7 +193,7 @@ def test_what_experts_say_is_in_the_metrics(documents):
 def newest(config, workdir):
     init = tasks.module(config).init(config, workdir)
     _, _, optimize = loop.recipe(config, 100)
-    shapes = jax.eval_shape(lambda: (params := init(jax.random.key(0)), optimize.init(params)))
+    shapes = jax.eval_shape(lambda: (params := init(jax.random.key(0)), optimize(0.0, 0.0).init(params)))
     with checkpoint.manager(workdir) as manager:
         return checkpoint.latest(manager, *shapes)
 

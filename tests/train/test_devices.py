@@ -52,12 +52,11 @@ def test_each_program_of_pmap_has_noise_of_its_own():
         params['w'][0] + 1.0 * jax.random.bits(rng, (), jnp.uint16), jnp.float32(1), {}
     )
     task = make_task(loss=drawn)
-    optimize = optimizer.build(config().optimizer, lambda i: 0.1)
     values = []
     for count in (1, 4):
         layout = devices.layout('pmap', f'data={count}', 8)
-        state = layout.state(loop.initial(task.init, optimize, 0))
-        update = layout.compile(loop.make_update(drawn, optimize, 0, 1, axis=layout.axis), state)
+        state = layout.state(loop.initial(task.init, optimizer.build(config().optimizer), 0))
+        update = loop.compiled(config(), task, layout, state)
         values.append(float(layout.local(update(state, layout.batch(task.batch(0)))[1])['loss']))
     assert values[0] != values[1]  # the mean of four draws, and not of one four times
 

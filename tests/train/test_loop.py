@@ -66,7 +66,7 @@ def same_runs(first, second):
 
 
 def newest(workdir, name='sgd'):
-    optimize = optimizer.build(config(name=name).optimizer, lambda i: 0.1)
+    optimize = optimizer.build(config(name=name).optimizer)(0.0, 0.0)
     shapes = jax.eval_shape(lambda: ({'w': jnp.zeros(3)}, optimize.init({'w': jnp.zeros(3)})))
     with checkpoint.manager(workdir) as manager:
         return checkpoint.latest(manager, *shapes)
@@ -234,11 +234,27 @@ def test_the_rate_of_step_i_is_the_schedule_at_i_also_over_a_resume(tmp_path):
     np.testing.assert_allclose(rates, [0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.1, 0.1], rtol=1e-6)
 
 
-def apply_once(accumulate, batch, loss, rate=1.0):
-    optimize = optimizer.build(config().optimizer, lambda i: rate)
-    update = loop.make_update(loss, optimize, seed=0, accumulate=accumulate)
-    params = {'w': jnp.zeros(())}
-    return jax.jit(update)(loop.State(jnp.int32(0), params, optimize.init(params)), batch)
+def update_of(loss, optimize, accumulate=1, rate=1.0, **more):
+    """A step of seed 0 at a constant rate: (state, batch) -> (state, values)."""
+    update = loop.make_update(loss, optimize, lambda i: 1.0, accumulate, **more)
+    return lambda state, batch: update(state, batch, loop.Given(0, rate, 0.0))
+
+
+def apply_once(accumulate, batch, loss):
+    optimize = optimizer.build(config().optimizer)
+    state = loop.initial(lambda rng: {'w': jnp.zeros(())}, optimize, 0)
+    return jax.jit(update_of(loss, optimize, accumulate))(state, batch)
+
+
+def test_seed_rate_and_decay_are_arguments_of_one_program():
+    programs = []
+    for seed, rate, decay in ((0, 0.1, 0.2), (4, 0.05, 0.3)):
+        made = config(learning_rate=rate, weight_decay=decay, ema=0.9)
+        made.seed = seed
+        state = loop.initial(make_task().init, loop.recipe(made, EXAMPLES)[2], 0, ema=0.9)
+        step = loop.compiled(made, make_task(), loop.layout_of(made), state)
+        programs.append(str(jax.make_jaxpr(step)(state, make_task().batch(0))))
+    assert programs[0] == programs[1]
 
 
 def linear(params, batch, rng):
@@ -275,12 +291,11 @@ def test_accumulation_is_the_big_batch():
     def still(params, batch, rng):  # without noise, whose draws depend on the cut
         return make_task().loss(params, batch | {'x': batch['x'] - 0.1 * jax.random.normal(rng, batch['x'].shape)}, rng)
 
-    optimize = optimizer.build(config(name='adam').optimizer, lambda i: 0.1)
-    batch, params = make_task().batch(0), {'w': jnp.ones(3)}
+    optimize = optimizer.build(config(name='adam').optimizer)
+    batch, state = make_task().batch(0), loop.initial(lambda rng: {'w': jnp.ones(3)}, optimize, 0)
     results = []
     for accumulate in (1, 2, 4):
-        update = loop.make_update(still, optimize, seed=0, accumulate=accumulate)
-        results.append(update(loop.State(jnp.int32(0), params, optimize.init(params)), batch)[0].params['w'])
+        results.append(update_of(still, optimize, accumulate, rate=0.1)(state, batch)[0].params['w'])
     np.testing.assert_allclose(results[1], results[0], atol=1e-6)
     np.testing.assert_allclose(results[2], results[0], atol=1e-6)
 

@@ -40,7 +40,7 @@ def test_shapes_after_the_warmup(shape, formula):
 
 
 def test_decay_reaches_matrices_only():
-    optimize = optimizer.build(config(weight_decay=0.5), lambda i: 1.0)
+    optimize = optimizer.build(config(weight_decay=0.5))(1.0, 0.5)
     params = {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)}
     updates, _ = optimize.update({'kernel': jnp.zeros((2, 2)), 'bias': jnp.zeros(2)}, optimize.init(params), params)
     np.testing.assert_array_equal(updates['kernel'], -0.5)
@@ -49,7 +49,7 @@ def test_decay_reaches_matrices_only():
 
 @pytest.mark.parametrize('clip, expected', [(1.0, [0.6, 0.8]), (10.0, [3.0, 4.0]), (0.0, [3.0, 4.0])])
 def test_clipping_by_the_global_norm(clip, expected):
-    optimize = optimizer.build(config(clip=clip), lambda i: 1.0)
+    optimize = optimizer.build(config(clip=clip))(1.0, 0.0)
     gradient = {'a': jnp.array([3.0]), 'b': jnp.array([4.0])}
     updates, _ = optimize.update(gradient, optimize.init(gradient), gradient)
     np.testing.assert_allclose([-updates['a'][0], -updates['b'][0]], expected, rtol=1e-6)
@@ -64,7 +64,7 @@ def test_clipping_by_the_global_norm(clip, expected):
 )
 def test_what_makes_no_sense_is_refused(changes, named):
     with pytest.raises(UserError, match=named):
-        optimizer.build(config(**changes), lambda i: 1.0)
+        optimizer.build(config(**changes))
 
 
 def test_an_unknown_schedule_is_refused():
@@ -78,7 +78,7 @@ def test_rates_fall_from_the_last_layer_to_the_first(scan):
     stacked = {name: jnp.ones((3, *x.shape)) for name, x in one.items()}
     blocks = {'blocks': stacked} if scan else {f'block_{i}': one for i in range(3)}
     params = {'embedding': one, 'stack': {**blocks, 'norm': one}, 'head': one}
-    optimize = optimizer.build(config(layer_decay=0.5), lambda i: 1.0)
+    optimize = optimizer.build(config(layer_decay=0.5))(1.0, 0.0)
     updates, _ = optimize.update(params, optimize.init(params), params)
     found = {'first': updates['embedding'], 'last': updates['head'], 'norm': updates['stack']['norm']}
     for i in range(3):

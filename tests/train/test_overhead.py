@@ -24,10 +24,8 @@ def test_the_loop_adds_at_most_three_per_cent_to_a_step(tmp_path):
     )  # fmt: skip
     task, layout = tasks.module(config).build(config, tmp_path), loop.layout_of(config)
     optimize = loop.recipe(config, task.examples)[2]
-    ema = config.train.ema
-    state = layout.state(layout.start(lambda: loop.initial(task.init, optimize, 0, ema)))
-    step = loop.make_update(task.loss, optimize, 0, 1, ema, layout.constrain, layout.axis)
-    update, batch = layout.compile(step, state), layout.batch(task.batch(0))
+    state = layout.state(layout.start(lambda: loop.initial(task.init, optimize, 0, ema=config.train.ema)))
+    update, batch = loop.compiled(config, task, layout, state), layout.batch(task.batch(0))
     state, _ = update(state, batch)
     ours, bare = [], []
     for turn in range(5):  # one after the other, as the machine is not equally fast at all times

@@ -82,11 +82,12 @@ def losses(made, folder, dtype, steps=80):
     config = made(folder, model__dtype=dtype, optimizer__learning_rate='0.02', train__duration=f'{steps} steps')
     task = built(config, folder)
     optimize = loop.recipe(config, task.examples)[2]
-    update = jax.jit(loop.make_update(task.loss, optimize, 0, 1), compiler_options=QUICK)
+    update = jax.jit(loop.make_update(task.loss, optimize, lambda i: 1.0, 1), compiler_options=QUICK)
+    given = loop.given(config)
     state = jax.jit(lambda: loop.initial(task.init, optimize, 0, scaled=precision.asked(config)))()
     told = []
     for step in range(steps):
-        state, values = update(state, task.batch(step))
+        state, values = update(state, task.batch(step), given)
         told.append({name: float(value) for name, value in values.items()})
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype('float32')}
     return told
@@ -106,7 +107,7 @@ def test_it_learns_about_as_in_float32(made, tmp_path):
 
 
 def stated(scale, params, optimize):
-    return loop.State(jnp.int32(0), params, optimize.init(params), jax.tree.map(jnp.copy, params), scale)
+    return loop.State(jnp.int32(0), params, optimize(0.0, 0.0).init(params), jax.tree.map(jnp.copy, params), scale)
 
 
 def scale_of(factor, good=0, skipped=0):
@@ -121,11 +122,11 @@ def small(params, batch, rng):
 
 def test_gradients_too_small_for_float16_are_there():
     batch = {'x': np.random.default_rng(0).uniform(1, 2, (8, 3)).astype(np.float32)}
-    params, optimize = {'w': jnp.zeros(3)}, optimizer.build(test_loop.config().optimizer, lambda i: 1.0)
+    params, optimize = {'w': jnp.zeros(3)}, optimizer.build(test_loop.config().optimizer)
     expected = -1e-8 * batch['x'].mean(0)
     found = {}
     for factor in (1.0, precision.START):
-        update = loop.make_update(small, optimize, 0, 1)
+        update = test_loop.update_of(small, optimize)
         found[factor] = update(stated(scale_of(factor), params, optimize), batch)[0].params['w']
     np.testing.assert_array_equal(found[1.0], 0)
     np.testing.assert_allclose(found[precision.START], expected, rtol=2e-3)
@@ -144,13 +145,14 @@ def test_a_step_that_overflows_changes_the_scale_alone(parallel, accumulate, bad
     if bad:
         x[5, 1] = 300  # one row of one device and one micro-batch; the gradient of the others is finite
     layout = devices.layout(parallel, f'data={4 // accumulate}', 8 // accumulate)
-    optimize = optimizer.build(test_loop.config(name='adam').optimizer, lambda i: 0.1)
+    optimize = optimizer.build(test_loop.config(name='adam').optimizer)
     before = stated(scale_of(2.0**10, 7, 3), {'w': jnp.ones(3)}, optimize)
     before = before._replace(average={'w': jnp.zeros(3)})
     expected = jax.tree.map(np.asarray, before)
     state = layout.state(layout.start(lambda: before))
-    step = loop.make_update(large, optimize, 0, accumulate, 0.9, layout.constrain, layout.axis)
-    state, values = layout.local(layout.compile(step, state)(state, layout.batch({'x': x})))
+    more = dict(ema=0.9, constrain=layout.constrain, axis=layout.axis)
+    step = layout.compile(test_loop.update_of(large, optimize, accumulate, rate=0.1, **more), state)
+    state, values = layout.local(step(state, layout.batch({'x': x})))
     assert int(state.step) == 1 and float(values['loss_scale']) == 2.0**10
     same = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()), state, expected)
     if bad:
@@ -182,10 +184,10 @@ def test_the_published_numbers():
 def test_micro_batches_are_the_big_batch():
     batch = {'x': np.random.default_rng(0).uniform(1, 2, (8, 3)).astype(np.float32)}
     batch['x'][1:4] = 0  # rows that do not count: micro-batches weigh 1, 4 and 1, 0, 2, 2
-    params, optimize = {'w': jnp.ones(3)}, optimizer.build(test_loop.config().optimizer, lambda i: 1.0)
+    params, optimize = {'w': jnp.ones(3)}, optimizer.build(test_loop.config().optimizer)
     found = []
     for accumulate in (1, 2, 4):
-        update = loop.make_update(large, optimize, 0, accumulate)
+        update = test_loop.update_of(large, optimize, accumulate)
         state, values = update(stated(scale_of(2.0**10), params, optimize), batch)
         found.append([*state.params['w'], values['loss'], values['gradient_norm']])
     expected = 1 - 2 * (batch['x'].astype(np.float64) ** 2).sum(0) / 5

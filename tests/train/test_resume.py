@@ -52,7 +52,7 @@ def start(workdir, kill, config):
 def newest(config, workdir):
     init = tasks.module(config).init(config, workdir)
     _, _, optimize = loop.recipe(config, 128)
-    shapes = jax.eval_shape(lambda: (params := init(jax.random.key(0)), optimize.init(params)))
+    shapes = jax.eval_shape(lambda: (params := init(jax.random.key(0)), optimize(0.0, 0.0).init(params)))
     with checkpoint.manager(workdir) as manager:
         return checkpoint.latest(manager, *shapes)
 

@@ -24,13 +24,13 @@ EXPERTS = LANGUAGE | dict(model__experts='4', model__active='2')
 def trained(config, workdir):
     """The parameters after a few steps, and the last values, as the host has them."""
     task = tasks.module(config).build(config, workdir)
+    with config.unlocked():
+        config.train.ema = 0.5
     _, _, optimize = loop.recipe(config, task.examples)
     layout = loop.layout_of(config)
-    state = layout.state(layout.start(functools.partial(loop.initial, task.init, optimize, config.seed, 0.5)))
-    update = loop.make_update(
-        task.loss, optimize, config.seed, config.train.accumulate, 0.5, layout.constrain, layout.axis
-    )
-    update = layout.compile(update, state)
+    make = functools.partial(loop.initial, task.init, optimize, ema=config.train.ema)
+    state = layout.state(layout.start(make, np.uint32(config.seed)))
+    update = loop.compiled(config, task, layout, state)
     values = {}
     for step in range(STEPS):
         state, values = update(state, layout.batch(task.batch(step)))

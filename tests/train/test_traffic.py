@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -61,7 +62,7 @@ def test_what_lies_on_a_device_is_what_was_counted(tmp_path, mesh):
     config = tiny_language(tmp_path, train__mesh=mesh, **WIDE)
     task = tasks.module(config).build(config, tmp_path / 'run')
     _, _, optimize = loop.recipe(config, task.examples)
-    state = loop.layout_of(config).start(functools.partial(loop.initial, task.init, optimize, config.seed))
+    state = loop.layout_of(config).start(functools.partial(loop.initial, task.init, optimize), np.uint32(config.seed))
     held, sent = traffic.count(config, mesh)
 
     def measured(tree, device):
