@@ -5,6 +5,7 @@ normalised text back; sub-words do so for any text (unseen characters become byt
 """
 
 import functools
+import importlib.metadata
 import io
 import itertools
 import operator
@@ -16,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from attnlab.data import kept
 from attnlab.data.text import bare, detokenise, nearest, normalise, read_lines, tokenise
 from attnlab.errors import UserError
 
@@ -51,6 +55,14 @@ class Vocabulary:
 
     def encode_all(self, lines: Iterable[str]) -> list[list[int]]:
         """`encode` of each line."""
+        lines = list(lines)
+        key = (self._digest, kept.digest(lines))
+        found = kept.kept(f'ids-{self.language}', len(lines), key, lambda: _packed(self._encode_all(lines)))
+        ids, lengths = found['ids'].tolist(), found['lengths'].tolist()
+        ends = itertools.accumulate(lengths)
+        return [ids[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+    def _encode_all(self, lines: Sequence[str]) -> list[list[int]]:
         words = [_words(line, self.language) for line in lines]
         if self.kind == 'words':
             return [[self._ids.get(word, UNK) for word in line] for line in words]
@@ -77,6 +89,10 @@ class Vocabulary:
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
         return {token: i for i, token in enumerate(self.tokens)}
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        return kept.digest([self.kind, self.language, _library(self.kind), self.model.hex(), *self.tokens])
 
     @functools.cached_property
     def _processor(self) -> Any:
@@ -122,15 +138,35 @@ def build_shared(kind: str, texts: Sequence[tuple[Iterable[str], str]], size: in
         raise UserError(f'vocabulary {kind!r}: expected one of {", ".join(KINDS)}')
     if size <= len(SPECIAL):
         raise UserError(f'vocabulary size {size}: expected at least {len(SPECIAL) + 1}')
+    texts = [(list(lines), language) for lines, language in texts]
+    key = (kind, size, _library(kind), [(kept.digest(lines), language) for lines, language in texts])
+    count = sum(len(lines) for lines, _ in texts)
+    file, language = kept.kept('vocabulary', count, key, lambda: _built(kind, texts, size))['made'], texts[0][1]
+    if kind == 'words':
+        return Vocabulary(kind, language, SPECIAL + tuple(kept.to_text(file).split('\n')))
+    return _subwords(file.tobytes(), language)
+
+
+def _built(kind: str, texts: Sequence[tuple[Sequence[str], str]], size: int) -> kept.Arrays:
+    """The words, a line each, or sentencepiece's model."""
     words = [_words(line, language) for lines, language in texts for line in lines]
     if not any(words):
         raise UserError('no text to build a vocabulary from')
-    language = texts[0][1]
     if kind == 'words':
         counts = Counter(word for line in words for word in line)
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
-        return Vocabulary(kind, language, SPECIAL + tuple(ranked[: size - len(SPECIAL)]))
-    return _subwords(_train(map(_spell, words), size), language)
+        return {'made': kept.from_text('\n'.join(ranked[: size - len(SPECIAL)]))}
+    return {'made': np.frombuffer(_train(map(_spell, words), size), np.uint8)}
+
+
+def _packed(sequences: Sequence[Sequence[int]]) -> kept.Arrays:
+    ids = np.fromiter(itertools.chain.from_iterable(sequences), np.int32)
+    return {'ids': ids, 'lengths': np.fromiter(map(len, sequences), np.int32)}
+
+
+def _library(kind: str) -> str:
+    """The version of what has a say in it, beside this package."""
+    return importlib.metadata.version('sentencepiece') if kind == 'subwords' else ''
 
 
 @functools.lru_cache(maxsize=2**17)  # a vocabulary is built from the lines that it then encodes

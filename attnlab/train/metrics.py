@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,28 +25,33 @@ def writer(workdir: Path, step: int, writes: bool = True):
     if not writes:
         yield lambda step, split, values: None
         return
-    from tensorboardX import SummaryWriter
-
     path = Path(workdir) / 'metrics.jsonl'
     with _writing(path):
         _cut(path, step)
         file = path.open('a', encoding='utf-8')
+
+    @cache
+    def board():
+        from tensorboardX import SummaryWriter  # takes a second: not before the first step
+
         # Once its thread has failed, for a full disk, a queue with an end would be full and waited for.
-        board = SummaryWriter(str(workdir), purge_step=step + 1, max_queue=0)
+        return SummaryWriter(str(workdir), purge_step=step + 1, max_queue=0)
 
     def write(step: int, split: str, values: dict[str, float]) -> None:
         record = {'step': step, 'split': split} | {name: float(value) for name, value in values.items()}
         with _writing(path):
             file.write(json.dumps(record, allow_nan=False) + '\n')
             file.flush()
+            shown = board()
         for name, value in values.items():
-            board.add_scalar(f'{split}/{name}', np.float64(value), step)
+            shown.add_scalar(f'{split}/{name}', np.float64(value), step)
 
     try:
         yield write
     finally:
         with _writing(path), file:
-            board.close()
+            if board.cache_info().currsize:
+                board().close()
 
 
 @contextmanager

@@ -1,16 +1,16 @@
-"""What is drawn once and kept: the same, anew where the code or the file is another, and never in the way."""
+"""What is made once and kept: the same, anew where the code or the file is another, and never in the way."""
 
 import numpy as np
 import pytest
 
-from attnlab.data import digits, grammar, images, kept
+from attnlab.data import digits, grammar, images, kept, vocabulary
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     monkeypatch.setattr(kept, 'ENOUGH', 10)
-    return tmp_path / 'attnlab' / 'drawn'
+    return tmp_path / 'attnlab' / 'made'
 
 
 def made(calls, value=1):
@@ -62,3 +62,27 @@ def test_sentences_and_digits_come_back_as_they_were_drawn(folder):
         np.testing.assert_array_equal(found.labels, labels)
         assert found.pixels.dtype == np.uint8 and found.labels.dtype == np.int32
     assert len(list(folder.iterdir())) == 3
+
+
+@pytest.mark.parametrize('kind', vocabulary.KINDS)
+def test_vocabularies_and_ids_come_back_as_they_were_made(folder, monkeypatch, kind):
+    lines = [pair.source for pair in grammar.examples('train', 40, 0)]
+    fresh = vocabulary.build(kind, lines[:9], 350, 'en')  # of so few nothing is kept
+    assert not folder.exists()
+    made = vocabulary.build(kind, lines, 350, 'en')
+    ids = made.encode_all(lines)
+    assert [made.encode(line) for line in lines] == ids and made.tokens != fresh.tokens
+    monkeypatch.setattr(vocabulary, '_words', None)
+    again = vocabulary.build(kind, iter(lines), 350, 'en')
+    assert again == made and again.encode_all(iter(lines)) == ids
+    assert all(type(i) is int for line in again.encode_all(lines) for i in line)
+    for other in (lambda: vocabulary.build(kind, lines, 349, 'en'), lambda: vocabulary.build(kind, lines, 350, 'fr'),
+                  lambda: vocabulary.build(kind, lines[1:], 350, 'en'), lambda: made.encode_all(lines[::-1]),
+                  lambda: fresh.encode_all(lines)):  # fmt: skip
+        with pytest.raises(TypeError, match='NoneType'):
+            other()
+
+
+def test_what_is_large_is_not_kept(folder, monkeypatch):
+    monkeypatch.setattr(kept, 'MOST', 23)
+    assert kept.kept('a', 20, (0,), made([]))['x'][0] == 1 and not folder.exists()

@@ -52,10 +52,10 @@ from zlib import crc32
 
 import numpy as np
 
+from attnlab.data import kept
 from attnlab.data.alignments import Links
 from attnlab.data.grammar.rules import Sentence, Word, sentence
 from attnlab.data.grammar.sampling import combinations, held_out, structure
-from attnlab.data.kept import kept
 from attnlab.data.pairs import Pairs
 from attnlab.data.text import detokenise
 from attnlab.errors import UserError
@@ -99,17 +99,19 @@ def examples(split: str, count: int, seed: int) -> list[Example]:
     return [example(split, seed, index) for index in range(count)]
 
 
-def pairs(split: str, count: int, seed: int) -> Pairs:
-    """The first `count` of a split as text and gold links."""
-    made = kept(f'grammar-{split}', count, (seed,), lambda: _packed(examples(split, count, seed)))
-    source, target = (made[side].tobytes().decode().split('\n')[:count] for side in ('source', 'target'))
+def pairs(split: str, count: int, seed: int, linked: bool = True) -> Pairs:
+    """The first `count` of a split as text and, if linked, gold links."""
+    made = kept.kept(f'grammar-{split}', count, (seed,), lambda: _packed(examples(split, count, seed)))
+    source, target = (tuple(kept.to_text(made[side]).split('\n')[:count]) for side in ('source', 'target'))
+    if not linked:
+        return Pairs(source, target)
     sure, possible = (_links(made[name], count) for name in ('sure', 'possible'))
-    return Pairs(tuple(source), tuple(target), tuple(map(Links, sure, possible)))
+    return Pairs(source, target, tuple(map(Links, sure, possible)))
 
 
 def _packed(drawn: list[Example]) -> dict[str, np.ndarray]:
     """Text as bytes, a line each; links as rows (example, source, target)."""
-    text = lambda lines: np.frombuffer('\n'.join(lines).encode(), np.uint8)
+    text = lambda lines: kept.from_text('\n'.join(lines))
     rows = lambda each: np.array([(n, *link) for n, links in enumerate(each) for link in sorted(links)], int)
     return {
         'source': text(e.source for e in drawn), 'target': text(e.target for e in drawn),

@@ -62,8 +62,7 @@ def outline(config: Any, layers: int | None, active: bool) -> Outline:
 
 def build(config: Any, workdir: Path) -> Task:
     """Data and model of a config, with the vocabularies that lie in `workdir` or, in a new run, built from its data."""
-    train = corpus.read(config.data, 'train', config.seed)
-    valid = corpus.read(config.data, 'valid', config.seed)
+    train, valid = (corpus.read(config.data, split, config.seed, linked=False) for split in ('train', 'valid'))
     vocabularies = corpus.vocabularies(config.data, workdir, train)
     widths = tuple(config.data.widths)
     encoded = corpus.encode_pairs(train, vocabularies, limit=widths[-1])

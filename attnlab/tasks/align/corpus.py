@@ -48,13 +48,14 @@ def languages(data: Any) -> tuple[str, str]:
     return tuple(data.languages) if data.name == 'files' else LANGUAGES
 
 
-def read(data: Any, split: str, seed: int) -> Pairs:
-    """The sentence pairs of a split."""
+def read(data: Any, split: str, seed: int, linked: bool = True) -> Pairs:
+    """The sentence pairs of a split; linked: with gold alignments, where there are any."""
     if split not in splits(data):
         raise UserError(f'split is {split!r}; expected one of {", ".join(splits(data))}')
     match data.name:
         case 'grammar':
-            return grammar.pairs(split, data.train_examples if split == 'train' else data.test_examples, seed)
+            count = data.train_examples if split == 'train' else data.test_examples
+            return grammar.pairs(split, count, seed, linked)
         case 'multi30k':
             return parallel.multi30k('test_2016' if split == 'test' else split, data.folder)
         case _:
