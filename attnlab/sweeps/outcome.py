@@ -119,9 +119,7 @@ def _row(folder: Path, point: dict[str, Any], end: Outcome | None) -> Row:
     if end is None:
         status = 'running' if _alive(point_folder(folder, point['name']) / 'running.json') else 'waiting'
         return Row(point['number'], point['name'], values, status, None, None, None, None, run)
-    return Row(
-        point['number'], point['name'], values, end.status, end.value, end.step, end.seconds, end.reason, run
-    )
+    return Row(point['number'], point['name'], values, end.status, end.value, end.step, end.seconds, end.reason, run)
 
 
 def point_folder(folder: Path, name: str) -> Path:
