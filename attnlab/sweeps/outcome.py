@@ -2,7 +2,7 @@
 
 DIR/sweep.json                   what the sweep is; written once, by whoever comes first
 DIR/points/NAME/point.json       number and overrides; of a search, whose points are not known before
-DIR/points/NAME/running.json     who runs it; touched as long as that goes on
+DIR/points/NAME/running.json     who runs it, or ran it last; written anew as long as that goes on
 DIR/points/NAME/outcome.json     how it ended
 DIR/points/NAME/log.txt          the traceback of what failed
 DIR/points/NAME/run              the work directory that `train` writes
@@ -94,7 +94,7 @@ def read(folder: str | os.PathLike) -> Sweep:
         raise UserError(f'{folder} holds no sweep (it has no sweep.json)')
     points = spec['points']
     if spec.get('search'):
-        points = [known for path in (folder / 'points').glob('*/point.json') if (known := _load(path))]
+        points = [known for path in (folder / 'points').glob('*/point.json') if (known := load(path))]
     points = sorted(points, key=lambda point: point['number'])
     ended = {point['name']: outcome(folder, point['name']) for point in points}
     measured = {(end.metric, end.direction) for end in ended.values() if end and end.metric}
@@ -134,18 +134,23 @@ def run_folder(folder: Path, name: str) -> Path:
 
 def read_spec(folder: Path) -> dict[str, Any] | None:
     """What sweep.json says; None where there is none."""
-    return _load(Path(folder) / 'sweep.json')
+    return load(Path(folder) / 'sweep.json')
 
 
 def outcome(folder: Path, name: str) -> Outcome | None:
     """How a point ended, None for one that did not yet."""
-    found = _load(point_folder(folder, name) / 'outcome.json')
+    found = load(point_folder(folder, name) / 'outcome.json')
     return Outcome(**found) if found else None
 
 
 def write_outcome(folder: Path, name: str, end: Outcome) -> None:
     """Writes it whole or not at all."""
     write(point_folder(folder, name) / 'outcome.json', asdict(end))
+
+
+def forget(folder: Path, name: str) -> None:
+    """Takes away how a point ended."""
+    (point_folder(folder, name) / 'outcome.json').unlink(missing_ok=True)
 
 
 def write(path: Path, tree: Mapping[str, Any]) -> None:
@@ -173,7 +178,8 @@ def _partial(path: Path, tree: Mapping[str, Any]) -> Path:
     return partial
 
 
-def _load(path: Path) -> dict[str, Any] | None:
+def load(path: Path) -> dict[str, Any] | None:
+    """The JSON in a file, None where there is none."""
     try:
         return json.loads(path.read_text(encoding='utf-8'))
     except FileNotFoundError:
@@ -182,12 +188,22 @@ def _load(path: Path) -> dict[str, Any] | None:
         raise UserError(f'{path} cannot be read: {error}') from error
 
 
+def write_running(folder: Path, name: str, running: bool, started: float, seconds: float) -> None:
+    """Says that this process runs a point, or has ended to; seconds: that the point was trained so far."""
+    who = {'running': running, 'host': socket.gethostname(), 'pid': os.getpid()}
+    write(point_folder(folder, name) / 'running.json', who | {'started': started, 'seconds': seconds})
+
+
+def seconds_before(folder: Path, name: str) -> float:
+    """That a point was trained by whoever ran it so far."""
+    found = load(point_folder(folder, name) / 'running.json')
+    return found['seconds'] if found else 0.0
+
+
 def _alive(path: Path) -> bool:
-    """Whether the file is there and was touched a short while ago."""
-    try:
-        return time.time() - path.stat().st_mtime < GRACE
-    except FileNotFoundError:
-        return False
+    """Whether the file says that someone runs the point, and was written a short while ago."""
+    found = load(path)
+    return bool(found and found['running']) and time.time() - path.stat().st_mtime < GRACE
 
 
 def _tupled(value: Any) -> Any:
