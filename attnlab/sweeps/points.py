@@ -69,7 +69,9 @@ def function(config: str, names: Sequence[str]) -> Callable[[Any], Overrides] | 
             known = [*sweeps, *searches]
             hint = nearest(name, known) if known else '; it has neither sweep_NAME() nor search_NAME(trial)'
             raise UserError(f'{config} has no sweep {name!r}{hint}')
-    if names[0] in sweeps and all(name in sweeps for name in names):
+        if name in sweeps and name in searches:
+            raise UserError(f'{config} has both sweep_{name} and search_{name}')
+    if all(name in sweeps for name in names):
         return None
     if len(names) > 1:
         raise UserError(f'--sweep={",".join(names)}: a search stands alone')

@@ -81,13 +81,18 @@ def connect(url: str, name: str, direction: str, locks: Path, pruner: optuna.pru
     raise AssertionError
 
 
+def close(store: Store) -> None:
+    """Leaves the database."""
+    store.storage.remove_session()
+    store.storage.engine.dispose()
+
+
 def check(url: str) -> None:
     """Raises UserError for a database that cannot be reached; makes nothing in it."""
     shown, full = _url(url)
     try:
         if full.get_backend_name() != 'sqlite':
-            with sqlalchemy.create_engine(full).connect():
-                pass
+            sqlalchemy.create_engine(full, poolclass=sqlalchemy.NullPool).connect().close()
     except ImportError as error:
         raise _no_driver(shown, full) from error
     except sqlalchemy.exc.SQLAlchemyError as error:
@@ -159,7 +164,7 @@ def _claimed(
         return None
     step = reached(point)
     store.storage.record_heartbeat(own)
-    store.storage.set_trial_user_attr(own, 'owner', {'host': socket.gethostname(), 'step': step})
+    store.storage.set_trial_user_attr(own, 'owner', {'host': _here(), 'step': step})
     others = [each for each in _trials(store, point) if each._trial_id != own]
     # On several machines two may fill at once; of two that run, both give way, and one trial is made anew.
     if outcome(point) or any(each.state is TrialState.RUNNING for each in others):
@@ -228,7 +233,7 @@ def _bury(store: Store, outcome: Outcomes) -> None:
             first = store.lost.setdefault(trial.number, time.monotonic())
             dead = time.monotonic() - first > GRACE
         else:
-            dead = owner['host'] == socket.gethostname()
+            dead = owner['host'] == _here()
         point = trial.user_attrs['point']
         if dead and (held := _locked(store, str(point))):
             with held, suppress(UpdateFinishedTrialError):
@@ -236,6 +241,13 @@ def _bury(store: Store, outcome: Outcomes) -> None:
                     tell(store, trial._trial_id, ended)
                 else:
                     store.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+
+
+def _here() -> str:
+    """This machine: where a lock that is held is seen to be held.  Names alone may be alike."""
+    with suppress(OSError):
+        return f'{socket.gethostname()} {Path("/proc/sys/kernel/random/boot_id").read_text().strip()}'
+    return socket.gethostname()
 
 
 def _fill(store: Store, points: Sequence[int], outcome: Outcomes) -> None:

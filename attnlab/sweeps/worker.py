@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ def work(board: Board, name: str, url: str) -> None:
     pruner = storage.pruner_of(plan.search['pruner'] if plan.search else 'none')
     store = storage.connect(url, name, plan.direction, board.folder / 'locks', pruner)
     outcomes, reached = partial(boards.ended, board), partial(boards.reached, board)
-    with _signals() as signals:
+    with _signals() as signals, ExitStack() as stack:
+        stack.callback(storage.close, store)
         while not all(outcomes(number) for number in board.numbers):
             signals.check()
             claim = storage.take(store, board.numbers, outcomes, reached)
