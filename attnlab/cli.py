@@ -106,7 +106,7 @@ def _processes(given: argparse.Namespace) -> tuple[int | None, int | None]:
 def _sweep(given: argparse.Namespace) -> int | None:
     from attnlab.sweeps import command
 
-    return command.run(given, sys.argv[1:])
+    return command.run(given)
 
 
 def _eval(given: argparse.Namespace) -> None:

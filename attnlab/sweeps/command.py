@@ -1,6 +1,7 @@
 """The command `sweep`: what its flags ask for, and who does it."""
 
 import argparse
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,9 @@ from attnlab import environment
 from attnlab.errors import Stopped, UserError
 from attnlab.flags import nearest, number
 
+_MANY = 64
+"""Devices, as many as any mesh of one machine asks for."""
+
 _CHOICES = {
     'sampler': ('random', 'tpe', 'cmaes'),
     'pruner': ('none', 'median', 'asha', 'hyperband'),
@@ -17,8 +21,8 @@ _CHOICES = {
 }
 
 
-def run(given: argparse.Namespace, argv: Sequence[str]) -> int | None:
-    """Runs the command; the exit code.  argv: the command line, for the workers."""
+def run(given: argparse.Namespace) -> int | None:
+    """Runs the command; the exit code."""
     folder, names, counts, search = Path(given.workdir), given.sweep.split(','), _counts(given), _search(given)
     count = counts['workers'] or 1
     if given.best is not None:
@@ -32,14 +36,22 @@ def run(given: argparse.Namespace, argv: Sequence[str]) -> int | None:
         plan = points.plan(given.config, given.overrides, names, search)
         begin.check(folder, plan)
         return _list(plan) if given.list else _one(folder, plan, counts['index'], given.retry)
-    environment.prepare(count)
+    logging.basicConfig(level=logging.INFO, format='%(message)s')  # not `prepare`, which is each worker's to do
     if given.launcher is None:
         from attnlab.sweeps import master
 
-        code = master.run(argv, folder, count)
+        code = master.run(_again(given, retry=False), folder, count, first=['--retry'] if given.retry else [])
     else:
-        code = _launch(given, argv, folder, count)
+        code = _launch(given, folder, count)
     return code or _ended(folder)
+
+
+def _again(given: argparse.Namespace, **changes: Any) -> list[str]:
+    """The command line, with changes."""
+    values = {name: value for name, value in (vars(given) | changes).items() if value not in (None, False)}
+    del values['words'], values['overrides']
+    flags = [f'--{name}' if value is True else f'--{name}={value}' for name, value in values.items()]
+    return ['sweep', *flags, *(f'--config.{key}={text}' for key, text in given.overrides)]
 
 
 def _counts(given: argparse.Namespace) -> dict[str, int | None]:
@@ -110,7 +122,7 @@ def _worker(
         storage.check(url)
         spec = begin.begin(folder, plan)
         seen = board.Board(folder, plan, {})
-        if given.retry and which == 0:
+        if given.retry:
             board.forget_failed(seen, seen.numbers)
         worker.work(seen, spec['id'], url)
     except UserError:
@@ -122,18 +134,25 @@ def _worker(
     return 0
 
 
-def _launch(given: argparse.Namespace, argv: Sequence[str], folder: Path, count: int) -> int:
-    from attnlab.sweeps import begin, launcher, points, storage
+def _launch(given: argparse.Namespace, folder: Path, count: int) -> int:
+    from attnlab.sweeps import begin, board, launcher, points, storage
 
     options = launcher.options_of(given.launcher_options)
+    launcher.executor(folder / 'jobs', given.launcher, options)
+    before = dict(os.environ)
+    environment.pretend(_MANY)  # what a job finds is not here
     plan = points.plan(given.config, given.overrides, given.sweep.split(','), _search(given))
     begin.check(folder, plan)
     if given.storage:
         storage.check(given.storage)
     begin.begin(folder, plan)
-    own = ('--launcher', '--workers')
-    kept = [each for each in argv if not each.startswith(own)]
-    launcher.run([*kept, '--workers=1'], folder, count, given.launcher, options)
+    if given.retry:
+        seen = board.Board(folder, plan, {})
+        board.forget_failed(seen, seen.numbers)
+    os.environ.clear()
+    os.environ.update(before)  # which the jobs inherit
+    argv = _again(given, workers=1, launcher=None, launcher_options=None, retry=False)
+    launcher.run(argv, folder, count, given.launcher, options)
     return 0
 
 

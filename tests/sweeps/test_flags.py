@@ -36,7 +36,7 @@ def refused(experiment, tmp_path, capsys):
     (['--sweep=seeds', '--launcher=pbs'], "--launcher is 'pbs'; expected one of slurm, local"),
     (['--sweep=seeds', '--launcher_options=x=1'], '--launcher_options goes with --launcher'),
     (['--sweep=seeds', '--launcher=slurm'], '--launcher=slurm needs --storage=URL'),
-    (['--sweep=seeds', '--launcher=local', '--launcher_options=x'], "--launcher_options expects KEY=VALUE,..., got 'x'"),
+    (['--sweep=seeds', '--launcher=local', '--launcher_options=x'], "--launcher_options expects KEY=VALUE,..., got"),
     (['--sweep=sedes', '--list'], "has no sweep 'sedes'; did you mean seeds?"),
     (['--sweep=typo', '--list'], 'point 1 of the sweep (model.hiden=3): there is no config.model.hiden'),
     (['--sweep=seeds', '--list', '--config.seed=3'], 'config.seed is varied by the sweep, and --config.seed=3 sets it'),

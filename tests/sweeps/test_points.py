@@ -57,7 +57,8 @@ def test_zipped_chained_and_product():
     pairs = list(sweeps.zipped({'a': (1, 2), 'b': (3, 4)}))
     assert pairs == [{'a': 1, 'b': 3}, {'a': 2, 'b': 4}]
     assert list(sweeps.chained(pairs, [{'c': 5}])) == [*pairs, {'c': 5}]
-    assert list(sweeps.product(pairs, iter([{'c': 5}, {'c': 6}]))) == [{**pair, 'c': c} for pair in pairs for c in (5, 6)]
+    every = list(sweeps.product(pairs, iter([{'c': 5}, {'c': 6}])))
+    assert every == [{**pair, 'c': c} for pair in pairs for c in (5, 6)]
     with pytest.raises(ValueError, match="as many values of each key, got {'a': 2, 'b': 1}"):
         list(sweeps.zipped({'a': (1, 2), 'b': (3,)}))
     with pytest.raises(UserError, match='config.a is set by two sweeps of a product: to 1 and 9'):
@@ -78,9 +79,8 @@ def test_values_have_the_types_of_their_fields(plan):
 
 def test_several_are_their_product(plan):
     found = plan('seeds', 'sizes')
-    assert [point.name for point in found.points] == [
-        f'seed={seed},hidden={hidden},embedding={embedding}' for seed in range(3) for hidden, embedding in ((8, 4), (16, 6))
-    ]
+    sizes = ('hidden=8,embedding=4', 'hidden=16,embedding=6')
+    assert [point.name for point in found.points] == [f'seed={seed},{size}' for seed in range(3) for size in sizes]
     assert len(plan('both').points) == 5
 
 
