@@ -24,11 +24,11 @@ def begin(folder: Path, plan: Plan) -> dict[str, Any]:
     if (folder / 'config.json').exists():
         raise UserError(f'--workdir={folder} holds a run; expected a new directory, or that of a sweep')
     spec = {'id': uuid.uuid4().hex, **_spec(plan)}
-    if not outcome.create(folder / 'sweep.json', spec):
-        found = outcome.read_spec(folder)
-        _check_same(folder, spec, found)
-        return found
-    return spec
+    if outcome.create(folder / 'sweep.json', spec):
+        return spec
+    found = outcome.read_spec(folder) or {}
+    _check_same(folder, spec, found)
+    return found
 
 
 def check(folder: Path, plan: Plan) -> None:

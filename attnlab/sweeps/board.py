@@ -37,7 +37,7 @@ def name_of(board: Board, number: int) -> str | None:
     if not board.plan.search:
         return board.plan.points[number].name
     found = begun(board, number)
-    return found and found['name']
+    return found['name'] if found else None
 
 
 def begun(board: Board, number: int) -> dict[str, Any] | None:

@@ -27,15 +27,15 @@ def run(given: argparse.Namespace) -> int | None:
     count = counts['workers'] or 1
     if given.best is not None:
         return _best(folder, given.best)
-    if given.worker is not None:
-        return _worker(given, folder, names, search, counts['worker'], count)
+    if (which := counts['worker']) is not None:
+        return _worker(given, folder, names, search, which, count)
     if given.list or counts['index'] is not None:
         environment.prepare(count)
         from attnlab.sweeps import begin, points
 
         plan = points.plan(given.config, given.overrides, names, search)
         begin.check(folder, plan)
-        return _list(plan) if given.list else _one(folder, plan, counts['index'], given.retry)
+        return _list(plan) if given.list else _one(folder, plan, counts['index'] or 0, given.retry)
     logging.basicConfig(level=logging.INFO, format='%(message)s')  # not `prepare`, which is each worker's to do
     if given.launcher is None:
         from attnlab.sweeps import master

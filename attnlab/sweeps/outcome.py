@@ -20,6 +20,7 @@ from typing import Any, Literal
 from attnlab.errors import UserError
 
 Status = Literal['waiting', 'running', 'done', 'failed', 'pruned']
+Direction = Literal['max', 'min']
 
 BEAT = 5.0
 """Seconds between two signs of life of who runs a point."""
@@ -40,7 +41,7 @@ class Outcome:
 
     status: Literal['done', 'failed', 'pruned']
     metric: str | None
-    direction: Literal['max', 'min'] | None
+    direction: Direction | None
     value: float | None
     step: int | None
     seconds: float
@@ -82,7 +83,7 @@ class Sweep:
     sweep: tuple[str, ...]
     overrides: tuple[tuple[str, str], ...]
     metric: str | None
-    direction: Literal['max', 'min'] | None
+    direction: Direction | None
     rows: tuple[Row, ...]
 
 
@@ -97,11 +98,11 @@ def read(folder: str | os.PathLike) -> Sweep:
         points = [known for path in (folder / 'points').glob('*/point.json') if (known := load(path))]
     points = sorted(points, key=lambda point: point['number'])
     ended = {point['name']: outcome(folder, point['name']) for point in points}
-    measured = {(end.metric, end.direction) for end in ended.values() if end and end.metric}
+    measured: set[tuple[str, Direction | None]] = {(end.metric, end.direction) for end in ended.values() if end and end.metric}
     if len(measured) > 1:
-        several = ' and '.join(f'{metric} ({direction})' for metric, direction in sorted(measured))
+        several = ' and '.join(sorted(f'{metric} ({direction})' for metric, direction in measured))
         raise UserError(f'{folder}: the points of the sweep measure different things: {several}')
-    metric, direction = measured.pop() if measured else (None, None)
+    metric, direction = next(iter(measured), (None, None))
     return Sweep(
         folder=folder,
         config=spec['config'],

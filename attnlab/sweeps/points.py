@@ -11,6 +11,7 @@ from attnlab import tasks
 from attnlab.errors import UserError
 from attnlab.flags import nearest
 from attnlab.sweeps import Overrides, product
+from attnlab.sweeps.outcome import Direction
 from attnlab.train import run
 
 LONGEST = 120
@@ -38,7 +39,7 @@ class Plan(NamedTuple):
     sweep: list[str]
     search: dict[str, Any] | None
     metric: str
-    direction: str
+    direction: Direction
     base: Any
     points: list[Point]
 
@@ -49,7 +50,7 @@ def plan(config: str, overrides: Sequence[tuple[str, str]], names: Sequence[str]
     Raises UserError for whatever is wrong with the experiment, the sweep or any of its points; nothing is written.
     """
     base = configs.load(config, overrides)
-    found = function(config, names)
+    found = search_of(config, names)
     metric, direction = tasks.module(base).BEST
     if found is None:
         if search:
@@ -61,7 +62,7 @@ def plan(config: str, overrides: Sequence[tuple[str, str]], names: Sequence[str]
     return Plan(config, list(overrides), list(names), asked, metric, direction, base, points)
 
 
-def function(config: str, names: Sequence[str]) -> Callable[[Any], Overrides] | None:
+def search_of(config: str, names: Sequence[str]) -> Callable[[Any], Overrides] | None:
     """The experiment's search of a name; None where the names are of sweeps; UserError where they are of neither."""
     sweeps, searches = (configs.functions(config, prefix) for prefix in ('sweep_', 'search_'))
     for name in names:

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, TextIO
 
 import optuna
 import sqlalchemy
+import sqlalchemy.event
+import sqlalchemy.exc
 from optuna.exceptions import ExperimentalWarning, OptunaError, UpdateFinishedTrialError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attnlab import config as configs
 from attnlab.errors import Pruned, RunError, Stopped, UserError
 from attnlab.sweeps import board as boards
 from attnlab.sweeps import outcome, points, storage
@@ -87,7 +88,8 @@ def _drawn(board: Board, number: int, trial: Any) -> tuple[Point, Outcome | None
     """The point that a search makes of a trial, and its outcome where it makes none that could be trained."""
     plan, end = board.plan, None
     try:
-        overrides = points.function(plan.config, plan.sweep)(trial)
+        search = configs.functions(plan.config, 'search_')[plan.sweep[0]]
+        overrides = search(trial)
         overrides = points.typed(points.configured(plan.config, plan.overrides, overrides), overrides)
     except Exception as error:  # whatever the experiment's author raises
         overrides, end = {}, _failed(plan, error, 0.0)
