@@ -98,7 +98,8 @@ def read(folder: str | os.PathLike) -> Sweep:
         points = [known for path in (folder / 'points').glob('*/point.json') if (known := load(path))]
     points = sorted(points, key=lambda point: point['number'])
     ended = {point['name']: outcome(folder, point['name']) for point in points}
-    measured: set[tuple[str, Direction | None]] = {(end.metric, end.direction) for end in ended.values() if end and end.metric}
+    ends = [end for end in ended.values() if end]
+    measured: set[tuple[str, Direction | None]] = {(end.metric, end.direction) for end in ends if end.metric}
     if len(measured) > 1:
         several = ' and '.join(sorted(f'{metric} ({direction})' for metric, direction in measured))
         raise UserError(f'{folder}: the points of the sweep measure different things: {several}')

@@ -25,7 +25,7 @@ from optuna.exceptions import ExperimentalWarning, OptunaError, UpdateFinishedTr
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from attnlab.errors import UserError
+from attnlab.errors import RunError, UserError
 from attnlab.sweeps.outcome import BEAT, GRACE, Outcome
 
 KILLS = 4
@@ -113,7 +113,9 @@ def _why(error: BaseException) -> str:
 def _url(text: str) -> tuple[str, sqlalchemy.URL]:
     """As it may be shown, and as it is used."""
     try:
-        url = sqlalchemy.make_url(text)
+        file = text.removeprefix('sqlite:///')
+        # Of a file's name no character means anything else.
+        url = sqlalchemy.make_url(text) if file == text else sqlalchemy.URL.create('sqlite', database=file)
         url.get_backend_name()
     except sqlalchemy.exc.SQLAlchemyError:
         raise UserError(f'--storage expects a URL as in postgresql://user@host/database, got {text!r}') from None
@@ -287,9 +289,11 @@ def lock(path: Path) -> TextIO | None:
     file = path.open('a')
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         file.close()
-        return None
+        if isinstance(error, BlockingIOError):
+            return None
+        raise RunError(f'{path} cannot be locked: {error.strerror}; a sweep needs a file system with locks') from error
     return file
 
 

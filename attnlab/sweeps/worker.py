@@ -238,14 +238,14 @@ def _beating(says: Callable[[bool], None], beat: Callable[[], bool]) -> Iterator
                 continue
             next_one = time.monotonic() + BEAT
             try:
+                says(True)
                 mine = beat()
-            except Exception as error:  # a database that is away for a moment
+            except Exception as error:  # a database that is away for a moment, a disk that is full for one
                 print(f'no sign of life: {error}', file=sys.stderr)
                 continue
             if not mine:
                 print('another process has taken this point, as nothing was heard of this one', file=sys.stderr)
                 os.kill(os.getpid(), signal.SIGKILL)
-            says(True)
 
     thread = threading.Thread(target=signs, daemon=True)
     thread.start()
