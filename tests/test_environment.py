@@ -47,7 +47,7 @@ def test_cores():
     program = 'import os, sys; from attnlab import environment; environment.share(int(sys.argv[1]), int(sys.argv[2])); '
     program += 'environment.prepare(); print(*os.sched_getaffinity(0)); print(os.environ["XLA_FLAGS"])'
     env = process_environment()
-    env.pop('XLA_FLAGS')
+    del env['XLA_FLAGS']
     found = []
     for number in range(count):
         done = subprocess.run([sys.executable, '-c', program, str(number), str(count)], env=env, capture_output=True,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import attnlab
+from tests.quick import QUICK
 
 EXPERIMENT = '''
 """The grammar experiment cut down to a second or two."""
@@ -37,6 +38,36 @@ def experiment(tmp_path):
     return write
 
 
+LANGUAGE = '''
+"""A language model that is compiled in a second."""
+from attnlab import config as configs
+from attnlab.sweeps import grid
+
+FIELDS = {fields!r}
+
+def get_config(arg=''):
+    config = configs.load('experiments/language/shakespeare_char.py', list(FIELDS.items()))
+    config = config.copy_and_resolve_references()
+    config.unlock()
+    return config
+'''
+
+
+@pytest.fixture
+def trainable(tmp_path):
+    """As `experiment`, of what is quickly trained."""
+    from tests.tasks.conftest import LINES, STEPS, TRANSFORMER
+
+    def write(functions):
+        (tmp_path / 'input.txt').write_text('\n'.join(LINES) + '\n')
+        fields = TRANSFORMER | STEPS | {'data.folder': str(tmp_path), 'train.save_every': '3 steps'}
+        path = tmp_path / 'experiment.py'
+        path.write_text(LANGUAGE.format(fields=fields | {'train.eval_every': '10 steps'}) + functions)
+        return str(path)
+
+    return write
+
+
 @pytest.fixture(params=['sqlite', 'postgresql'])
 def database(request, tmp_path):
     """The URL of an empty database."""
@@ -56,10 +87,12 @@ def database(request, tmp_path):
 
 
 def environment(**more):
-    """Of a process that starts at once, and finds the package that is tested."""
+    """Of a process that starts at once, compiles in no time, and finds the package that is tested."""
     root = str(Path(attnlab.__file__).parents[1])
     path = os.pathsep.join(filter(None, [root, os.environ.get('PYTHONPATH')]))
-    return {**os.environ, 'PYTHONPATH': path, 'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=0', **more}
+    quick = ' '.join(f'--{name}={str(value).lower()}' for name, value in QUICK.items())
+    flags = {'XLA_FLAGS': f'--xla_force_host_platform_device_count=1 {quick}'}
+    return {**os.environ, 'PYTHONPATH': path, 'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=0', **flags, **more}
 
 
 def python(*argv, **options):

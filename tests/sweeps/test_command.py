@@ -21,8 +21,8 @@ LONG = ('--config.train.duration=2000 steps', '--config.train.eval_every=2000 st
 
 
 @pytest.fixture
-def config(experiment):
-    return experiment(SWEEPS)
+def config(trainable):
+    return trainable(SWEEPS)
 
 
 def rows(folder):
@@ -50,14 +50,14 @@ def test_one_of_three_fails_and_the_others_finish(config, tmp_path):
     found = outcome.read(folder)
     assert [row.status for row in found.rows] == ['done', 'failed', 'done']
     assert [row.name for row in found.rows] == [f'learning_rate={rate}' for rate in ('0.01', '1e+38', '0.02')]
-    assert (found.metric, found.direction) == ('bleu', 'max')
+    assert (found.metric, found.direction) == ('loss', 'min')
     failed = found.rows[1]
     assert failed.reason.startswith('step ') and 'the loss is' in failed.reason and failed.value is None
     assert 'RunError' in (folder / 'points' / failed.name / 'log.txt').read_text()
     for row in (found.rows[0], found.rows[2]):
         valid = [record for record in metrics.read(row.run) if record['split'] == 'valid']
-        assert row.value == max(record['bleu'] for record in valid) and row.seconds > 0
-        assert {'step': row.step, 'bleu': row.value}.items() <= valid[row.step // 10 - 1].items()
+        assert row.value == min(record['loss'] for record in valid) and row.seconds > 0
+        assert {'step': row.step, 'loss': row.value}.items() <= valid[row.step // 10 - 1].items()
         assert json.loads((row.run / 'config.json').read_text())['optimizer']['learning_rate'] == (
             row.overrides['optimizer.learning_rate']
         )
@@ -130,11 +130,11 @@ def test_another_sweep_in_its_directory(config, tmp_path):
     before = sorted(folder.rglob('*'))
     for flags, line in {
         ('--sweep=more',): 'holds another sweep: sweep is more here and seeds there',
-        ('--sweep=seeds', '--config.model.hidden=16'): (
-            'holds another sweep: overrides is model.hidden=16 here and none there'
+        ('--sweep=seeds', '--config.model.heads=1'): (
+            'holds another sweep: overrides is model.heads=1 here and none there'
         ),
         ('--sweep=rate',): 'holds another sweep: sweep is rate here and seeds there',
-        ('--sweep=seeds', '--list', '--config.model.hidden=16'): 'overrides is model.hidden=16',
+        ('--sweep=seeds', '--list', '--config.model.heads=1'): 'overrides is model.heads=1',
     }.items():
         code, text = said(sweep(config, folder, *flags))
         assert code == 2 and line in text and len(text.splitlines()) == 1, text

@@ -33,8 +33,8 @@ def ended(folder):
 
 
 @pytest.mark.slow  # one of each is in test_command.py
-def test_ten_kills(experiment, tmp_path):
-    config, draw = experiment(SWEEPS), random.Random(7)
+def test_ten_kills(trainable, tmp_path):
+    config, draw = trainable(SWEEPS), random.Random(7)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert said(sweep(config, whole, *FLAGS))[0] == 0
     process, killed, before = sweep(config, broken, *FLAGS, stdout=subprocess.DEVNULL), {'worker': 0, 'master': 0}, {}

@@ -32,9 +32,9 @@ def slurm(tmp_path, monkeypatch):
     return submitted
 
 
-def test_jobs_on_this_machine(experiment, tmp_path):
+def test_jobs_on_this_machine(trainable, tmp_path):
     folder = tmp_path / 'sweep'
-    process = sweep(experiment(SWEEPS), folder, '--sweep=more', '--workers=2', '--launcher=local',
+    process = sweep(trainable(SWEEPS), folder, '--sweep=more', '--workers=2', '--launcher=local',
                     '--launcher_options=timeout_min=5')  # fmt: skip
     code, text = said(process)
     assert code == 0, text

@@ -325,19 +325,19 @@ def test_patience_is_remembered_over_a_resume(tmp_path):
 
 
 def test_who_watches_sees_every_evaluation_but_the_last_and_may_end_the_run(tmp_path):
+    often = config(duration='40 steps', eval_every='10 steps', save_every='40 steps')
     seen = []
+    loop.train(often, make_task(), tmp_path / 'whole', watch=lambda step, scores: seen.append((step, *scores)))
+    assert seen == [(10, 'loss'), (20, 'loss'), (30, 'loss')]
 
     def watch(step, scores):
-        seen.append((step, set(scores), checkpoint_steps(tmp_path / 'run')[-1]))
-        if len(seen) == 5:
+        if step == 20:
             raise Pruned
 
-    config = make_config(duration='40 steps', eval_every='10 steps', save_every='40 steps')
-    loop.train(config, make_task(), tmp_path / 'whole', watch=lambda step, scores: seen.append(step))
-    assert seen == [10, 20, 30]
     with pytest.raises(Pruned):
-        loop.train(config, make_task(), tmp_path / 'run', watch=watch)
-    assert seen[3:] == [(10, {'loss'}, 10), (20, {'loss'}, 20)]
+        loop.train(often, make_task(), tmp_path / 'pruned', watch=watch)
+    assert newest(tmp_path / 'pruned').step == 20
+    assert records(tmp_path / 'pruned', 'valid') == records(tmp_path / 'whole', 'valid')[:2]
 
 
 def test_direction_of_best(tmp_path):
