@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from optuna.trial import TrialState
 
 from attnlab.sweeps import outcome, storage
 from tests.sweeps.conftest import said, sweep
-from tests.sweeps.test_command import runs
+from tests.sweeps.test_command import runs, until
 
 SWEEPS = "def sweep_eight(): return grid({'seed': range(4), 'optimizer.learning_rate': (0.01, 0.02)})"
 KILLS = 10
@@ -28,6 +29,12 @@ def workers(master):
         return []
 
 
+def begun(folder, since, process):
+    """Whether a point is run by now that was not at that time, or the process has ended."""
+    files = (folder / 'points').glob('*/running.json')
+    return process.poll() is not None or any(path.stat().st_mtime > since for path in files)
+
+
 def ended(folder):
     return {path.parent.name: path.read_text() for path in (folder / 'points').glob('*/outcome.json')}
 
@@ -39,7 +46,10 @@ def test_ten_kills(trainable, tmp_path):
     assert said(sweep(config, whole, *FLAGS))[0] == 0
     process, killed, before = sweep(config, broken, *FLAGS, stdout=subprocess.DEVNULL), {'worker': 0, 'master': 0}, {}
     while sum(killed.values()) < KILLS:
-        time.sleep(draw.uniform(0.5, 8))
+        since = time.time()
+        if draw.random() < 0.7:  # else in the first seconds of a start, before anything runs
+            until(partial(begun, broken, since, process))
+        time.sleep(draw.uniform(0, 3))
         now = ended(broken)
         assert before.items() <= now.items()  # none is done twice
         before = now
@@ -64,4 +74,5 @@ def test_ten_kills(trainable, tmp_path):
     states = [(trial.user_attrs['point'], trial.state) for trial in store.study.trials]
     storage.close(store)
     assert sorted(point for point, state in states if state is TrialState.COMPLETE) == list(range(8))
-    assert all(state in (TrialState.COMPLETE, TrialState.FAIL) for _, state in states)
+    lost = [point for point, state in states if state is TrialState.FAIL]
+    assert len(lost) == len(states) - 8 and len(lost) >= 3
