@@ -195,7 +195,6 @@ def test_a_search_that_makes_no_config_fails_its_points(trainer, sweep):
 
 def test_evaluations_told_before_a_kill_are_told_once(trainer, sweep):
     work = sweep('rate', trials=1, sampler='random', pruner='median')
-    trainer.otherwise = {0: lambda: None}
     train, calls = worker.run.train, []
 
     def stops(config, workdir, watch):
