@@ -103,6 +103,12 @@ def _processes(given: argparse.Namespace) -> tuple[int | None, int | None]:
     return count, which
 
 
+def _sweep(given: argparse.Namespace) -> int | None:
+    from attnlab.sweeps import command
+
+    return command.run(given)
+
+
 def _eval(given: argparse.Namespace) -> None:
     workdir = _run_directory(given.workdir)
 
@@ -205,7 +211,7 @@ def _bench(given: argparse.Namespace) -> None:
 _BENCHES = ('seq2seq', 'attention', 'lm', 'vit')
 
 
-_COMPUTING = ('train', 'eval', 'translate', 'generate', 'attend', 'bench')
+_COMPUTING = ('train', 'sweep', 'eval', 'translate', 'generate', 'attend', 'bench')
 
 _A_RUN = Flag('workdir', 'DIR', 'the directory of a trained run', needed=True)
 
@@ -221,6 +227,28 @@ _COMMANDS = {
             Flag('coordinator', 'HOST:PORT', 'where number 0 of them listens'),
             Flag('debug_nans', '', 'where a step is not finite, say which module or gradient was so first; slower'),
             Flag('profile', 'A..B', "trace steps A to B into the directory's profile/"),
+        ),
+        overrides=True,
+    ),
+    'sweep': Command(
+        _sweep,
+        'trains the points of a sweep or a search; run again, it goes on where it stopped',
+        (
+            Flag('config', 'FILE[:ARG]', 'experiment file with sweep_NAME() or search_NAME(trial)', needed=True),
+            Flag('sweep', 'NAME[,NAME]', 'which of its sweeps, the product of several; or a search', needed=True),
+            Flag('workdir', 'DIR', 'where everything about the sweep is written', needed=True),
+            Flag('workers', 'N', 'processes or jobs that share the points, the cores and the GPUs (default: 1)'),
+            Flag('list', '', 'shows the points, checked, and runs none'),
+            Flag('index', 'I', 'runs this point alone, with no database, as a job of an array'),
+            Flag('retry', '', 'runs the points again that failed'),
+            Flag('best', 'FILE.py', 'writes the best config as an experiment file, and runs nothing'),
+            Flag('storage', 'URL', 'a database that several machines share (default: a file in DIR, for one machine)'),
+            Flag('launcher', 'slurm|local', 'submits the workers as jobs, through submitit'),
+            Flag('launcher_options', 'KEY=VALUE,...', 'of a job, as in partition=gpu,timeout_min=60'),
+            Flag('trials', 'N', 'points of a search (default: 20)'),
+            Flag('sampler', 'random|tpe|cmaes', 'how a search draws its points (default: tpe)'),
+            Flag('pruner', 'none|median|asha|hyperband', 'which runs of a search end early (default: none)'),
+            Flag('worker', 'I', 'is number I of the workers, as the command starts them'),
         ),
         overrides=True,
     ),
@@ -310,6 +338,7 @@ examples:
   attnlab generate --workdir=runs/shakespeare --prompt="ROMEO:" --temperature=0.8
   attnlab train --config=experiments/vision/digits.py --workdir=runs/digits
   attnlab attend --workdir=runs/digits 0 1 2
+  attnlab sweep --config=experiments/language/lr.py --sweep=rates,seeds --workdir=sweeps/lr --workers=2
   attnlab count --config=experiments/language/gpt3_175b.py
   attnlab aer --gold=gold.naacl --links=aligner.pharaoh"""
 

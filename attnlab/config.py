@@ -26,9 +26,10 @@ _ROOT = Path(__file__).resolve().parents[1]  # where `experiments/` stands in a 
 _SHOWN = 5  # differences and fields named in one error
 
 
-def load(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
-    """The locked config of the experiment `path.py` or `path.py:arg`, with overrides (dotted key, text) applied.
+def load(spec: str, overrides: Sequence[tuple[str, Any]] = ()) -> ConfigDict:
+    """The locked config of the experiment `path.py` or `path.py:arg`, with overrides (dotted key, value) applied.
 
+    A value is a text as on the command line, or of the field's type; an int serves for a float, a list for a tuple.
     The path is looked up in the current folder, then in the repository, then in its `experiments/`.
     References between fields are resolved after the overrides, so derived values follow them.
     Raises `UserError` for whatever is wrong in the file, the argument, a key or a value.
@@ -37,8 +38,8 @@ def load(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
     for key in (keys := [key for key, _ in overrides]):
         if keys.count(key) > 1:
             raise UserError(f'--config.{key} is set {keys.count(key)} times; once is expected')
-    for key, text in overrides:
-        _override(config, key, text)
+    for key, value in overrides:
+        _override(config, key, value)
     try:
         config = config.copy_and_resolve_references()
     except RequiredValueError:
@@ -48,6 +49,17 @@ def load(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
         raise UserError(f'{spec}: a derived value fails: {_brief(error)}') from error
     _encode(config)
     return config.lock()
+
+
+def functions(spec: str, prefix: str) -> dict[str, Callable[..., Any]]:
+    """The functions of an experiment's file whose names begin so, by what follows."""
+    found = ((name, each) for name, each in _names(_split(spec)[0]).items() if callable(each))
+    return {name.removeprefix(prefix): each for name, each in found if name.startswith(prefix)}
+
+
+def tree(config: ConfigDict) -> dict[str, Any]:
+    """The config as JSON has it: sections as objects, tuples as arrays (a config holds no lists)."""
+    return _encode(config)
 
 
 def check_fields(section: ConfigDict, name: str, fields: Sequence[str]) -> None:
@@ -73,9 +85,9 @@ def check_seed(seed: int) -> None:
 
 
 def save(config: ConfigDict, path: str | os.PathLike) -> None:
-    """Writes the config as JSON: sections as objects, tuples as arrays (a config holds no lists)."""
+    """Writes the config as JSON."""
     path = Path(path)
-    text = json.dumps(_encode(config), indent=2, allow_nan=False) + '\n'
+    text = json.dumps(tree(config), indent=2, allow_nan=False) + '\n'
     partial = path.with_name(f'{path.name}.{os.getpid()}.partial')
     partial.write_text(text, encoding='utf-8')
     os.replace(partial, path)  # a reader sees the whole file or none
@@ -84,17 +96,22 @@ def save(config: ConfigDict, path: str | os.PathLike) -> None:
 def read(path: str | os.PathLike) -> ConfigDict:
     """The locked config that `save` wrote, equal to the one saved.  Raises `UserError` for any other file."""
     try:
-        tree = json.loads(Path(path).read_bytes(), parse_constant=_refuse_constant)
-        if not isinstance(tree, dict):
-            raise ValueError(f'expected an object, got {type(tree).__name__}')
-        return ConfigDict(_decode(tree)).lock()
+        found = json.loads(Path(path).read_bytes(), parse_constant=_refuse_constant)
+        if not isinstance(found, dict):
+            raise ValueError(f'expected an object, got {type(found).__name__}')
+        return from_tree(found)
     except OSError as error:
         raise UserError(f'{path}: {error.strerror}') from error
     except ValueError as error:
         raise UserError(f'{path} is no config: {_brief(error)}') from error
 
 
-def check_same(config: ConfigDict, saved: ConfigDict) -> None:
+def from_tree(found: dict[str, Any]) -> ConfigDict:
+    """The locked config that `tree` was made of."""
+    return ConfigDict(_decode(found)).lock()
+
+
+def check_same(config: ConfigDict, saved: ConfigDict, what: str = 'the work directory holds a run') -> None:
     """Raises `UserError` naming the first fields in which the given config differs from the saved one."""
     given, stored = ({key: repr(value) for key, value in _leaves(each)} for each in (config, saved))
     keys = [key for key in given | stored if given.get(key) != stored.get(key)]  # by repr: 1 == 1.0 == True
@@ -103,7 +120,7 @@ def check_same(config: ConfigDict, saved: ConfigDict) -> None:
     shown = ', '.join(f'{key} is {given.get(key, "absent")} here and {stored.get(key, "absent")} there'
                       for key in keys[:_SHOWN])
     rest = f', and {len(keys) - _SHOWN} more' if len(keys) > _SHOWN else ''
-    raise UserError(f'the work directory holds a run of another config: {shown}{rest}')
+    raise UserError(f'{what} of another config: {shown}{rest}')
 
 
 # The experiment file
@@ -148,15 +165,19 @@ def _nearest_file(name: str) -> str:
 
 
 def _get_config(path: Path) -> Callable[..., Any]:
+    if not callable(get_config := _names(path).get('get_config')):
+        raise UserError(f"{path} has no get_config(arg='')")
+    return get_config
+
+
+def _names(path: Path) -> dict[str, Any]:
+    """What the file defines."""
     try:
-        names = runpy.run_path(str(path))
+        return runpy.run_path(str(path))
     except SyntaxError as error:
         raise UserError(f'{error.filename or path}, line {error.lineno or 1}: {_brief(error)}') from error
     except Exception as error:  # an experiment is code, and code may raise anything
         raise UserError(f'{path} fails{_line_in(path, error)}: {_brief(error)}') from error
-    if not callable(get_config := names.get('get_config')):
-        raise UserError(f"{path} has no get_config(arg='')")
-    return get_config
 
 
 def _line_in(path: Path, error: Exception) -> str:
@@ -172,7 +193,7 @@ def _brief(error: Exception) -> str:
 # Overrides
 
 
-def _override(config: ConfigDict, key: str, text: str) -> None:
+def _override(config: ConfigDict, key: str, value: Any) -> None:
     *path, name = key.split('.')
     section = config
     for depth, part in enumerate(path):
@@ -189,9 +210,10 @@ def _override(config: ConfigDict, key: str, text: str) -> None:
     if isinstance(field, FieldReference):
         empty = _is_empty(field)
         default = None if empty else field.get()
-        section[name] = None if empty and text == 'None' else _parse(key, text, field.get_type(), default)
+        nothing = empty and (value is None or value == 'None')
+        section[name] = None if nothing else _typed(key, value, field.get_type(), default)
     else:
-        section[name] = _parse(key, text, type(field), field)
+        section[name] = _typed(key, value, type(field), field)
 
 
 def _is_empty(field: Any) -> bool:
@@ -218,8 +240,23 @@ def _ratio(a: str, b: str) -> float:
     return difflib.SequenceMatcher(None, a, b).ratio()
 
 
+def _typed(key: str, value: Any, kind: type, default: Any) -> Any:
+    """A text, or a value, as one of the field's type; the default tells a tuple's element types."""
+    if isinstance(value, str) or kind is type(None) or kind is not tuple and kind not in _SCALARS:
+        return _parse(key, str(value), kind, default)
+    if kind is tuple:
+        if not isinstance(value, tuple | list):
+            raise UserError(f'config.{key} expects a tuple, got {value!r}')
+        kinds = _kinds(key, len(value), default, value)
+        return tuple(_typed(key, each, inner, None) for each, inner in zip(value, kinds, strict=True))
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind or kind is float and not math.isfinite(value):  # exactly: a bool is an int
+        raise UserError(f'config.{key} expects {_SCALARS[kind][0]}, got {value!r}')
+    return value
+
+
 def _parse(key: str, text: str, kind: type, default: Any) -> Any:
-    """The text as a value of the field's type; the default tells a tuple's element types."""
     if kind is tuple:
         return _parse_tuple(key, text, default)
     if kind is type(None):
@@ -264,21 +301,27 @@ def _parse_tuple(key: str, text: str, default: tuple | None) -> tuple:
     inner = text.strip()
     inner = inner[1:-1].strip() if inner.startswith('(') and inner.endswith(')') else inner
     parts = [part.strip() for part in inner.removesuffix(',').split(',')] if inner else []
-    if not parts:
-        return ()
+    kinds = _kinds(key, len(parts), default, text)
+    return tuple(_parse(key, _unquote(part) if kind is str else part, kind, None)
+                 for part, kind in zip(parts, kinds, strict=True))
+
+
+def _kinds(key: str, count: int, default: tuple | None, given: Any) -> list[type]:
+    """The types of so many elements of a tuple."""
+    if not count:
+        return []
     if not default:
         raise UserError(f'config.{key} is empty in its file, so the type of its elements is unknown; set it there')
     kinds = [type(element) for element in default]
     if set(kinds) <= {int, float}:
         kinds = [float if float in kinds else int] * len(kinds)
     if len(set(kinds)) == 1:
-        kinds = kinds[:1] * len(parts)
+        kinds = kinds[:1] * count
     if any(kind not in _SCALARS for kind in kinds):
         raise UserError(f'config.{key} is a nested tuple and cannot be set on the command line')
-    if len(parts) != len(kinds):
-        raise UserError(f'config.{key} expects {len(kinds)} elements like {default!r}, got {text!r}')
-    return tuple(_parse(key, _unquote(part) if kind is str else part, kind, None)
-                 for part, kind in zip(parts, kinds, strict=True))
+    if count != len(kinds):
+        raise UserError(f'config.{key} expects {len(kinds)} elements like {default!r}, got {given!r}')
+    return kinds
 
 
 def _unquote(text: str) -> str:

@@ -17,3 +17,7 @@ class Stopped(Exception):
     def __init__(self, number: int, step: int) -> None:
         super().__init__(f'{signal.Signals(number).name}: saved at step {step}; the same command goes on from there')
         self.code = 128 + number
+
+
+class Pruned(Exception):
+    """A run that whoever watches it has ended, as others do better; it has saved where it stands."""

@@ -120,6 +120,48 @@ def test_a_wrong_type_is_refused(experiment, key, text, expected):
     assert expected in message
 
 
+@pytest.mark.parametrize(('key', 'given', 'value'), [
+    ('seed', 3, 3),
+    ('seed', '3', 3),
+    ('optimizer.lr', 1, 1.0),
+    ('optimizer.lr', 1e-3, 1e-3),
+    ('optimizer.nesterov', True, True),
+    ('optimizer.warmup', None, None),
+    ('optimizer.warmup', 5, 5),
+    ('name', 'a b', 'a b'),
+    ('model.pool', None, None),
+    ('model.shape', (4, 4, 4), (4, 4, 4)),
+    ('model.shape', [16, 4], (16, 4)),
+    ('model.shape', (), ()),
+    ('model.rates', (1, 2), (1.0, 2.0)),
+    ('model.languages', ('d,e', 'f'), ('d,e', 'f')),
+    ('model.mixed', ('b', 2), ('b', 2)),
+])  # fmt: skip
+def test_a_value_in_place_of_a_text(experiment, key, given, value):
+    found = get(configs.load(experiment, [(key, given)]), key)
+    assert repr(found) == repr(value)
+
+
+@pytest.mark.parametrize(('key', 'given', 'expected'), [
+    ('seed', 3.0, "config.seed expects an int, got 3.0"),
+    ('seed', True, "config.seed expects an int, got True"),
+    ('seed', None, "config.seed expects an int, got None"),
+    ('optimizer.lr', float('nan'), "config.optimizer.lr expects a finite float, got nan"),
+    ('optimizer.lr', float('inf'), "config.optimizer.lr expects a finite float, got inf"),
+    ('optimizer.lr', False, "config.optimizer.lr expects a finite float, got False"),
+    ('optimizer.nesterov', 1, "config.optimizer.nesterov expects true or false, got 1"),
+    ('name', 3, "config.name expects a str, got 3"),
+    ('model.shape', 3, "config.model.shape expects a tuple, got 3"),
+    ('model.shape', (1, 2.5), "config.model.shape expects an int, got 2.5"),
+    ('model.mixed', ('b',), "config.model.mixed expects 2 elements like ('a', 1), got ('b',)"),
+    ('model.none', (1,), 'config.model.none is empty in its file'),
+    ('model.nested', ((1, 2),), 'config.model.nested is a nested tuple'),
+    ('model', {}, 'config.model is a section'),
+])  # fmt: skip
+def test_a_value_of_a_wrong_type(experiment, key, given, expected):
+    assert error(experiment, (key, given)).startswith(expected)
+
+
 @pytest.mark.parametrize(('key', 'nearest'), [
     ('model.laysers', 'model.layers'),
     ('modle.layers', 'model.layers'),

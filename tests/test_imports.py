@@ -7,7 +7,9 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / 'attnlab'
 # From the top.  A config knows nothing but the errors, so every room that reads one stands above it.
-ROOMS = 'cli bench report train tasks decode models layers kernels data config flags launch environment errors'.split()
+ROOMS = (
+    'cli bench sweeps report train tasks decode models layers kernels data config flags launch environment errors'
+).split()
 FORBIDDEN = {
     'kernels': {'flax', 'optax', 'orbax'},
     'data': {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex', 'jaxtyping'},

@@ -4,6 +4,7 @@ A task is a module with
   check(config): raises UserError for values that nothing can be made of, before anything is read or written;
   build(config, workdir) -> Task: what the loop trains;
   init(config, workdir) -> (key -> parameters): of a run whose vocabularies lie in its directory;
+  BEST: the `best` of its tasks;
   SPLIT, and evaluate(config, workdir, params, split) -> scores: of a whole split, with samples in the directory;
   check_model(config), and outline(config, layers, active) -> Outline: its shapes, with so many layers in a loop or, if
     None, as it is; active: with a dense layer of the same products in place of the experts that a token meets;

@@ -24,6 +24,9 @@ from attnlab.train.profile import traced
 from attnlab.train.progress import bar
 from attnlab.train.signals import Wishes, common_wishes, wishes
 
+Watch = Callable[[int, dict[str, float]], None]
+"""(step, scores of an evaluation)."""
+
 
 class State(NamedTuple):
     """All that a step changes: the number of steps done, the parameters, the optimizer's state and, where there is one,
@@ -198,12 +201,14 @@ def train(
     *,
     debug_nans: bool = False,
     profile: tuple[int, int] | None = None,
+    watch: Watch = lambda step, scores: None,
 ) -> dict[str, float]:
     """Trains in `workdir`, from its latest checkpoint if it has one; returns the last and the best scores.
 
     params: where a run without a checkpoint starts from; the task's own start if None.
     debug_nans: keeps the state before each step, so that the RunError names what was not finite first.
     profile: the first and the last step of a trace, written to `workdir`/profile.
+    watch: called behind an evaluation that is not the last one, once it is saved; it may raise, as `Pruned`.
 
     Raises RunError when the loss is no longer finite, naming the step, and Stopped, after a save, when SIGTERM or
     SIGINT asks it to stop.
@@ -218,7 +223,6 @@ def train(
         checkpoint.set_aside(manager, start)
         first = processes.first()
         with metrics.writer(workdir, start, first) as write, bar(durations.total, start, first) as advance:
-            run = partial(_run, task=task, durations=durations, manager=manager, write=write, layout=layout)
             batch = lambda step: layout.batch(task.batch(step))
             wished = common_wishes if processes.several() else wishes
             with ExitStack() as stack:
@@ -231,9 +235,10 @@ def train(
                     update, explain = nans.remembering(update, task, layout, draw)
                 if profile is not None and first:
                     update = stack.enter_context(traced(update, workdir / 'profile', start, profile))
-                return run(
-                    state, progress, batches=batches, update=update, advance=advance, stop=stop, explain=explain
-                )
+                return _run(
+                    state, progress, task=task, durations=durations, manager=manager, write=write, layout=layout,
+                    watch=watch, batches=batches, update=update, advance=advance, stop=stop, explain=explain,
+                )  # fmt: skip
 
 
 _ADVICE = (
@@ -281,6 +286,7 @@ def _run(
     manager: Any,
     write: metrics.Write,
     layout: devices.Layout,
+    watch: Watch,
     batches: Iterator[Batch],
     update: Callable[[State, Batch], tuple[State, dict[str, jax.Array]]],
     advance: Callable[[int, dict[str, float]], None],
@@ -339,6 +345,8 @@ def _run(
             if (wish := stop(step)) and step < durations.total:
                 checkpoint.finish(manager)
                 raise Stopped(wish, step)
+            if evaluating and step < durations.total and not stopped:
+                watch(step, scores)
     settle()
     checkpoint.finish(manager)
     if stopped:

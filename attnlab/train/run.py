@@ -22,20 +22,30 @@ class Run(NamedTuple):
     step: int
 
 
+def check(config: Any) -> None:
+    """Raises UserError for a config that cannot be trained on the devices of this process, with no data read."""
+    tasks.module(config).check(config)
+    loop.recipe(config, examples=1)  # whatever the data
+    loop.layout_of(config)
+
+
 def train(
-    config: Any, workdir: Path, *, debug_nans: bool = False, profile: tuple[int, int] | None = None
+    config: Any,
+    workdir: Path,
+    *,
+    debug_nans: bool = False,
+    profile: tuple[int, int] | None = None,
+    watch: loop.Watch = lambda step, scores: None,
 ) -> dict[str, float]:
     """Trains a config in a directory, or goes on where its last run stopped; returns the last and the best scores.
 
-    debug_nans, profile: as in `attnlab.train.loop.train`.
+    debug_nans, profile, watch: as in `attnlab.train.loop.train`.
 
     Raises UserError for a config that cannot be trained, and for a directory that holds a run of another config,
     before anything is written.
     """
+    check(config)
     kind = tasks.module(config)
-    kind.check(config)
-    loop.recipe(config, examples=1)  # whatever the data: what is wrong with it is said before any is read
-    loop.layout_of(config)
     saved = workdir / 'config.json'
     if saved.exists():
         configs.check_same(config, configs.read(saved))
@@ -48,7 +58,7 @@ def train(
         configs.save(config, saved)
         task.save(workdir)
     processes.together('the work directory is there')
-    return loop.train(config, task, workdir, params, debug_nans=debug_nans, profile=profile)
+    return loop.train(config, task, workdir, params, debug_nans=debug_nans, profile=profile, watch=watch)
 
 
 def _started(config: Any) -> Params:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from attnlab.errors import RunError, Stopped, UserError
+from attnlab.errors import Pruned, RunError, Stopped, UserError
 from attnlab.kernels.losses import Sums
 from attnlab.tasks.task import Task
 from attnlab.train import checkpoint, loop, metrics, optimizer
@@ -337,6 +337,22 @@ def test_patience_is_remembered_over_a_resume(tmp_path):
     scores = iter([3.0, 1.0])
     task = make_task(evaluate=lambda params: {'loss': next(scores)})
     assert loop.train(config(duration='40 steps', patience=2), task, tmp_path)['step'] == 15
+
+
+def test_who_watches_sees_every_evaluation_but_the_last_and_may_end_the_run(tmp_path):
+    often = config(duration='40 steps', eval_every='10 steps', save_every='40 steps')
+    seen = []
+    loop.train(often, make_task(), tmp_path / 'whole', watch=lambda step, scores: seen.append((step, *scores)))
+    assert seen == [(10, 'loss'), (20, 'loss'), (30, 'loss')]
+
+    def watch(step, scores):
+        if step == 20:
+            raise Pruned
+
+    with pytest.raises(Pruned):
+        loop.train(often, make_task(), tmp_path / 'pruned', watch=watch)
+    assert newest(tmp_path / 'pruned').step == 20
+    assert records(tmp_path / 'pruned', 'valid') == records(tmp_path / 'whole', 'valid')[:2]
 
 
 def test_direction_of_best(tmp_path):

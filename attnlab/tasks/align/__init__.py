@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,9 @@ from attnlab.tasks.task import Outline, Params, Task
 
 SPLIT = 'test'
 """The split that `eval` scores unless told otherwise."""
+
+BEST: tuple[str, Literal['max', 'min']] = ('bleu', 'max')
+"""The score, and its better end, that says which parameters to keep."""
 
 READINGS = {'emit': 0, 'shifted': 1}
 """How the alignment is read: at the step that emits a word, and one later (see `alignment.links`)."""
@@ -97,7 +100,7 @@ def build(config: Any, workdir: Path) -> Task:
         batch=batch,
         loss=loss,
         evaluate=evaluate,
-        best=('bleu', 'max'),
+        best=BEST,
     )
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,9 @@ from attnlab.tasks.task import Outline, Params, Task
 
 SPLIT = 'valid'
 """The split that `eval` scores unless told otherwise."""
+
+BEST: tuple[str, Literal['max', 'min']] = ('loss', 'min')
+"""The score, and its better end, that says which parameters to keep."""
 
 EVALUATED = 8192
 """About so many tokens of an evaluation go through the model at once."""
@@ -104,7 +107,7 @@ def build(config: Any, workdir: Path) -> Task:
         batch=lambda step: arrays(draw(step), bool(config.data.documents)),
         loss=loss,
         evaluate=lambda params: score(params, held_out),
-        best=('loss', 'min'),
+        best=BEST,
     )
 
 

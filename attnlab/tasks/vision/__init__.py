@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from attnlab.tasks.vision import corpus, models, pictures, scores
 
 SPLIT = 'test'
 """The split that `eval` scores unless told otherwise."""
+
+BEST: tuple[str, Literal['max', 'min']] = ('accuracy', 'max')
+"""The score, and its better end, that says which parameters to keep."""
 
 EVALUATED = 250
 """So many images go through the model at once, where none is trained on."""
@@ -89,7 +92,7 @@ def build(config: Any, workdir: Path) -> Task:
         batch=corpus.batch_of(config.data, train, config.train.batch_size, config.seed),
         loss=loss,
         evaluate=lambda params: scores.scores(tell(params, valid), valid.labels),
-        best=('accuracy', 'max'),
+        best=BEST,
     )
 
 

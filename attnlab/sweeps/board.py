@@ -1,0 +1,62 @@
+"""What the processes of a sweep see of its points by their numbers."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attnlab.sweeps import outcome
+from attnlab.sweeps.outcome import Outcome
+from attnlab.sweeps.points import Plan
+
+
+class Board(NamedTuple):
+    """A sweep and its directory.  known: outcomes that were read, which do not change."""
+
+    folder: Path
+    plan: Plan
+    known: dict[int, Outcome]
+
+    @property
+    def numbers(self) -> range:
+        """Of all points."""
+        return range(self.plan.search['trials'] if self.plan.search else len(self.plan.points))
+
+
+def ended(board: Board, number: int) -> Outcome | None:
+    """How a point ended; None for one that did not yet."""
+    if number not in board.known:
+        name = name_of(board, number)
+        if name is None or (found := outcome.outcome(board.folder, name)) is None:
+            return None
+        board.known[number] = found
+    return board.known[number]
+
+
+def name_of(board: Board, number: int) -> str | None:
+    """The name of a point; None for one of a search that nobody has begun."""
+    if not board.plan.search:
+        return board.plan.points[number].name
+    found = begun(board, number)
+    return found['name'] if found else None
+
+
+def begun(board: Board, number: int) -> dict[str, Any] | None:
+    """Number, name and overrides of a point of a search; None for one that nobody has begun."""
+    found = list((board.folder / 'points').glob(f'{number:04d},*/point.json'))
+    return outcome.load(found[0]) if found else None
+
+
+def reached(board: Board, number: int) -> int:
+    """The newest step of a point's checkpoints; 0 if there is none."""
+    name = name_of(board, number)
+    steps = (outcome.run_folder(board.folder, name) / 'checkpoints').glob('*') if name else ()
+    return max((int(path.name) for path in steps if path.name.isdecimal()), default=0)
+
+
+def forget_failed(board: Board, numbers: Iterable[int]) -> None:
+    """Those of the points that failed wait again."""
+    for number in numbers:
+        found = ended(board, number)
+        if found and found.status == 'failed':
+            del board.known[number]
+            outcome.forget(board.folder, name_of(board, number) or '')

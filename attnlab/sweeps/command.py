@@ -1,0 +1,173 @@
+"""The command `sweep`: what its flags ask for, and who does it."""
+
+import argparse
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attnlab import environment
+from attnlab.errors import Stopped, UserError
+from attnlab.flags import nearest, number
+
+_MANY = 64
+"""Devices, as many as any mesh of one machine asks for."""
+
+_CHOICES = {
+    'sampler': ('random', 'tpe', 'cmaes'),
+    'pruner': ('none', 'median', 'asha', 'hyperband'),
+    'launcher': ('slurm', 'local'),
+}
+
+
+def run(given: argparse.Namespace) -> int | None:
+    """Runs the command; the exit code."""
+    folder, names, counts, search = Path(given.workdir), given.sweep.split(','), _counts(given), _search(given)
+    count = counts['workers'] or 1
+    if given.best is not None:
+        return _best(folder, given.best)
+    if (which := counts['worker']) is not None:
+        return _worker(given, folder, names, search, which, count)
+    if given.list or counts['index'] is not None:
+        environment.prepare(count)
+        from attnlab.sweeps import begin, points
+
+        plan = points.plan(given.config, given.overrides, names, search)
+        begin.check(folder, plan)
+        return _list(plan) if given.list else _one(folder, plan, counts['index'] or 0, given.retry)
+    logging.basicConfig(level=logging.INFO, format='%(message)s')  # not `prepare`, which is each worker's to do
+    if given.launcher is None:
+        from attnlab.sweeps import master
+
+        code = master.run(_again(given, retry=False), folder, count, first=['--retry'] if given.retry else [])
+    else:
+        code = _launch(given, folder, count)
+    return code or _ended(folder)
+
+
+def _again(given: argparse.Namespace, **changes: Any) -> list[str]:
+    """The command line, with changes."""
+    values = {name: value for name, value in (vars(given) | changes).items() if value not in (None, False)}
+    del values['words'], values['overrides']
+    flags = [f'--{name}' if value is True else f'--{name}={value}' for name, value in values.items()]
+    return ['sweep', *flags, *(f'--config.{key}={text}' for key, text in given.overrides)]
+
+
+def _counts(given: argparse.Namespace) -> dict[str, int | None]:
+    least = {'workers': 1, 'index': 0, 'trials': 1, 'worker': 0}
+    found = {name: number(name, getattr(given, name), int) for name in least}
+    for name, value in found.items():
+        if value is not None and value < least[name]:
+            raise UserError(f'--{name} is {value}; expected {least[name]} or more')
+    for name, choices in _CHOICES.items():
+        value = getattr(given, name)
+        if value is not None and value not in choices:
+            raise UserError(f'--{name} is {value!r}{nearest(value, choices)}')
+    if given.launcher_options is not None and given.launcher is None:
+        raise UserError('--launcher_options goes with --launcher')
+    if given.launcher == 'slurm' and given.storage is None:
+        alone = '--index=$SLURM_ARRAY_TASK_ID in a job array of your own, which needs none'
+        raise UserError(f'--launcher=slurm needs --storage=URL, a database that its machines share; or use {alone}')
+    return found
+
+
+def _search(given: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of a search."""
+    trials = number('trials', given.trials, int)
+    every = {'trials': trials, 'sampler': given.sampler, 'pruner': given.pruner}
+    return {name: value for name, value in every.items() if value is not None}
+
+
+def _list(plan: Any) -> None:
+    from attnlab.sweeps.outcome import point_folder
+
+    if plan.search:
+        raise UserError(f'{",".join(plan.sweep)} is a search, whose points are drawn when they run')
+    for point in plan.points:
+        overrides = ' '.join(f'{key}={value}' for key, value in point.overrides.items())
+        print(point.number, point_folder(Path(), point.name), overrides, sep='\t')
+
+
+def _one(folder: Path, plan: Any, index: int, retry: bool) -> int:
+    from attnlab.sweeps import begin, board, worker
+
+    if plan.search:
+        raise UserError(f'{",".join(plan.sweep)} is a search, whose points are drawn when they run')
+    if index >= len(plan.points):
+        raise UserError(f'--index is {index}; expected 0 to {len(plan.points) - 1}')
+    begin.begin(folder, plan)
+    seen = board.Board(folder, plan, {})
+    if retry:
+        board.forget_failed(seen, [index])
+    end = worker.one(seen, index)
+    score = f', best {end.metric} {end.value:.6g} at step {end.step}' if end.value is not None else ''
+    print(f'{plan.points[index].name}: {end.status}{score}{": " + end.reason if end.reason else ""}')
+    return int(end.status == 'failed')
+
+
+def _worker(
+    given: argparse.Namespace, folder: Path, names: Sequence[str], search: dict[str, Any], which: int, count: int
+) -> int:
+    """One of the processes; what is wrong with the command is told by the first of them."""
+    environment.share(which, count)
+    environment.prepare()
+    from attnlab.sweeps import begin, board, points, storage, worker
+
+    worker.stop_with(os.getppid())
+    try:
+        plan = points.plan(given.config, given.overrides, names, search)
+        begin.check(folder, plan)
+        url = given.storage or f'sqlite:///{folder.resolve()}/sweep.db'
+        storage.check(url)
+        spec = begin.begin(folder, plan)
+        seen = board.Board(folder, plan, {})
+        if given.retry:
+            board.forget_failed(seen, seen.numbers)
+        worker.work(seen, spec['id'], url)
+    except UserError:
+        if which:
+            return 2
+        raise
+    except Stopped as wish:
+        return wish.code
+    return 0
+
+
+def _launch(given: argparse.Namespace, folder: Path, count: int) -> int:
+    from attnlab.sweeps import begin, board, launcher, points, storage
+
+    options = launcher.options_of(given.launcher_options)
+    launcher.executor(folder / 'jobs', given.launcher, options)
+    before = dict(os.environ)
+    environment.pretend(_MANY)  # what a job finds is not here
+    plan = points.plan(given.config, given.overrides, given.sweep.split(','), _search(given))
+    begin.check(folder, plan)
+    if given.storage:
+        storage.check(given.storage)
+    begin.begin(folder, plan)
+    if given.retry:
+        seen = board.Board(folder, plan, {})
+        board.forget_failed(seen, seen.numbers)
+    os.environ.clear()
+    os.environ.update(before)  # which the jobs inherit
+    argv = _again(given, workers=1, launcher=None, launcher_options=None, retry=False)
+    launcher.run(argv, folder, count, given.launcher, options)
+    return 0
+
+
+def _best(folder: Path, path: str) -> None:
+    from attnlab.sweeps import outcome, winner
+
+    row = winner.write(outcome.read(folder), path)
+    print(f'{path}: point {row.number}, {row.name}')
+
+
+def _ended(folder: Path) -> int:
+    """Shows what came of the sweep; 1 where a point failed."""
+    from attnlab.sweeps import outcome, results
+
+    sweep = outcome.read(folder)
+    results.show(sweep)
+    print(f'page: {results.report(folder)}')
+    return int(any(row.status == 'failed' for row in sweep.rows))

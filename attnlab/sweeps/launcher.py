@@ -1,0 +1,72 @@
+"""A sweep's workers as jobs of a cluster, through submitit."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attnlab.errors import UserError
+from attnlab.sweeps import master
+
+LAUNCHERS = ('slurm', 'local')
+
+_POLL = 2.0
+
+
+class Job:
+    """`attnlab ARGV` in a job, which goes on in the next one where its time is up; submitit asks for an object."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self.argv = list(argv)
+
+    def __call__(self) -> int:
+        return subprocess.run([sys.executable, '-m', 'attnlab', *self.argv]).returncode
+
+    def checkpoint(self) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def options_of(text: str | None) -> dict[str, Any]:
+    """partition=gpu,timeout_min=60 as keywords of submitit; whole numbers are ints."""
+    found: dict[str, Any] = {}
+    for part in text.split(',') if text else ():
+        key, equals, value = part.partition('=')
+        if not (equals and key and value):
+            raise UserError(f'--launcher_options expects KEY=VALUE,..., got {text!r}')
+        found[key] = int(value) if value.isdecimal() else value
+    return found
+
+
+def executor(folder: Path, launcher: str, options: dict[str, Any]) -> Any:
+    """Submitit's executor, whose files go into `folder`; UserError for options that it does not know."""
+    try:
+        import submitit
+    except ImportError:
+        raise UserError(f"--launcher={launcher} needs submitit; pip install 'attnlab[slurm]'") from None
+    # On a cluster what submitit does not know by a name of its own is a parameter of SLURM's.
+    known = submitit.AutoExecutor._typed_parameters()
+    named = {key if key in known or key.startswith('slurm_') else f'slurm_{key}': each for key, each in options.items()}
+    try:
+        made = submitit.AutoExecutor(folder=folder, cluster=launcher)
+        made.update_parameters(**{'name': 'attnlab', 'stderr_to_stdout': True} | named)
+    except (RuntimeError, NameError, ValueError, AssertionError, TypeError) as error:
+        raise UserError(f'--launcher={launcher}: {" ".join(str(error).split())}') from error
+    return made
+
+
+def run(argv: Sequence[str], folder: Path, count: int, launcher: str, options: dict[str, Any]) -> None:
+    """Submits `count` jobs of `attnlab ARGV`, which share a sweep, and tells of its points until the last has ended."""
+    made = executor(folder / 'jobs', launcher, options)
+    told = master.told_of(folder)
+    jobs = [made.submit(Job(argv)) for _ in range(count)]
+    logging.info('jobs %s; their logs are in %s', ' '.join(job.job_id for job in jobs), os.path.join(folder, 'jobs'))
+    while not all(job.done() for job in jobs):
+        master.tell(folder, told)
+        time.sleep(_POLL)
+    master.tell(folder, told)

@@ -1,0 +1,105 @@
+"""The processes of a sweep on this machine: started, kept going, told to stop."""
+
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from attnlab.errors import RunError
+from attnlab.sweeps import outcome
+
+DEATHS = 10
+"""So many workers killed, and no point ended in between: that is no accident."""
+
+_POLL = 0.2
+
+
+def run(argv: Sequence[str], folder: Path, count: int, first: Sequence[str] = ()) -> int:
+    """Runs `attnlab ARGV` as workers 0 to count - 1 until they have ended, and tells of each point that ends.
+
+    first: what number 0 is to do besides, once.  A worker that is killed is started again.  Returns the code to end
+    with: of the first worker that could not work, 128 + the number of the signal that asked to stop, else 0.
+    """
+    start = lambda number, more=(): subprocess.Popen(
+        [sys.executable, '-m', 'attnlab', *argv, f'--worker={number}', *more],
+        start_new_session=True,  # a terminal's Ctrl-C comes to them once, from here
+    )
+    workers = [start(0, first), *(start(number) for number in range(1, count))]
+    told, deaths = told_of(folder), 0
+    with _forwarded(workers) as came:
+        while True:
+            deaths = 0 if tell(folder, told) else deaths
+            codes = [worker.poll() for worker in workers]
+            if None not in codes and (came or not any(codes)):
+                return 128 + came[0] if came else 0
+            for number, code in enumerate(codes):
+                if code and code > 0 and not came:
+                    return _all_ended(workers, code)
+                if code and code < 0 and not came:
+                    deaths += 1
+                    if deaths == DEATHS:
+                        _all_ended(workers, 1)
+                        raise RunError(f'{deaths} workers were killed with no point ended, the last by {_name(code)}')
+                    logging.warning('worker %d was killed by %s; another takes its place', number, _name(code))
+                    workers[number] = start(number)
+            time.sleep(_POLL)
+
+
+def _name(code: int) -> str:
+    return signal.Signals(-code).name
+
+
+def _all_ended(workers: Sequence[subprocess.Popen], code: int) -> int:
+    for worker in workers:
+        worker.terminate()  # where it runs a point it saves
+    for worker in workers:
+        worker.wait()
+    return code
+
+
+@contextmanager
+def _forwarded(workers: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
+    """Signals go on to the workers of the moment; yields those that came."""
+    came: list[int] = []
+
+    def forward(number: int, frame: object) -> None:
+        came.append(number)
+        for worker in workers:
+            if worker.poll() is None:
+                worker.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield came
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                worker.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# What is told meanwhile
+
+
+def told_of(folder: Path) -> set[str]:
+    """The names of the points that have ended by now."""
+    return {path.parent.name for path in (folder / 'points').glob('*/outcome.json')}
+
+
+def tell(folder: Path, told: set[str]) -> int:
+    """A log line for each point that has ended since; how many these are."""
+    new = told_of(folder) - told
+    for name in sorted(new):
+        end = outcome.outcome(folder, name)
+        if end is None:  # it is to be run again
+            continue
+        told.add(name)
+        score = '' if end.value is None else f', best {end.metric} {end.value:.6g} at step {end.step}'
+        reason = f': {end.reason}' if end.reason else ''
+        logging.info('%s: %s%s, %.0f s%s', name, end.status, score, end.seconds, reason)
+    return len(new)

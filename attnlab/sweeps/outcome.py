@@ -1,0 +1,212 @@
+"""What is known of a sweep's points, in files that any machine can read.
+
+DIR/sweep.json                   what the sweep is; written once, by whoever comes first
+DIR/points/NAME/point.json       number and overrides; of a search, whose points are not known before
+DIR/points/NAME/running.json     who runs it, or ran it last; written anew as long as that goes on
+DIR/points/NAME/outcome.json     how it ended
+DIR/points/NAME/log.txt          the traceback of what failed
+DIR/points/NAME/run              the work directory that `train` writes
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from attnlab.errors import UserError
+
+Status = Literal['waiting', 'running', 'done', 'failed', 'pruned']
+Direction = Literal['max', 'min']
+
+BEAT = 5.0
+"""Seconds between two signs of life of who runs a point."""
+
+GRACE = 60.0
+"""Seconds without one after which it counts as dead."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a point ended.
+
+    metric, direction: of `Task.best`; None where it failed before its task was built.
+    value: the best of the run's evaluations, and step: that of it; None where there was none.
+    seconds: that this point was trained, over all its starts.
+    reason: in one line, of what failed; None otherwise.
+    """
+
+    status: Literal['done', 'failed', 'pruned']
+    metric: str | None
+    direction: Direction | None
+    value: float | None
+    step: int | None
+    seconds: float
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point as it stands: what it is, and what came of it; `value` to `reason` as in `Outcome`.
+
+    overrides: dotted key -> bool, int, float, str, None or a tuple of these, in the order of the sweep.
+    run: its work directory, which need not exist yet.
+    """
+
+    number: int
+    name: str
+    overrides: dict[str, Any]
+    status: Status
+    value: float | None
+    step: int | None
+    seconds: float | None
+    reason: str | None
+    run: Path
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep's directory, read.
+
+    config: the experiment file and its argument, as on the command line.
+    sweep: the names of its sweeps or of its search.
+    overrides: (dotted key, text) of the command line, which hold for every point.
+    metric, direction: of the points' outcomes; None as long as there is none.
+    rows: by number; of a search, those that were begun.
+    """
+
+    folder: Path
+    config: str
+    sweep: tuple[str, ...]
+    overrides: tuple[tuple[str, str], ...]
+    metric: str | None
+    direction: Direction | None
+    rows: tuple[Row, ...]
+
+
+def read(folder: str | os.PathLike) -> Sweep:
+    """The sweep in a directory; raises UserError where there is none, and where its points measure different things."""
+    folder = Path(folder)
+    spec = read_spec(folder)
+    if spec is None:
+        raise UserError(f'{folder} holds no sweep (it has no sweep.json)')
+    points = spec['points']
+    if spec.get('search'):
+        points = [known for path in (folder / 'points').glob('*/point.json') if (known := load(path))]
+    points = sorted(points, key=lambda point: point['number'])
+    ended = {point['name']: outcome(folder, point['name']) for point in points}
+    ends = [end for end in ended.values() if end]
+    measured: set[tuple[str, Direction | None]] = {(end.metric, end.direction) for end in ends if end.metric}
+    if len(measured) > 1:
+        several = ' and '.join(sorted(f'{metric} ({direction})' for metric, direction in measured))
+        raise UserError(f'{folder}: the points of the sweep measure different things: {several}')
+    metric, direction = next(iter(measured), (None, None))
+    return Sweep(
+        folder=folder,
+        config=spec['config'],
+        sweep=tuple(spec['sweep']),
+        overrides=tuple((key, text) for key, text in spec['overrides']),
+        metric=metric,
+        direction=direction,
+        rows=tuple(_row(folder, point, ended[point['name']]) for point in points),
+    )
+
+
+def _row(folder: Path, point: dict[str, Any], end: Outcome | None) -> Row:
+    values = {key: _tupled(value) for key, value in point['overrides'].items()}
+    run = run_folder(folder, point['name'])
+    if end is None:
+        status = 'running' if _alive(point_folder(folder, point['name']) / 'running.json') else 'waiting'
+        return Row(point['number'], point['name'], values, status, None, None, None, None, run)
+    return Row(point['number'], point['name'], values, end.status, end.value, end.step, end.seconds, end.reason, run)
+
+
+def point_folder(folder: Path, name: str) -> Path:
+    """Where all about a point lies."""
+    return folder / 'points' / name
+
+
+def run_folder(folder: Path, name: str) -> Path:
+    """The work directory of a point's training."""
+    return point_folder(folder, name) / 'run'
+
+
+def read_spec(folder: Path) -> dict[str, Any] | None:
+    """What sweep.json says; None where there is none."""
+    return load(Path(folder) / 'sweep.json')
+
+
+def outcome(folder: Path, name: str) -> Outcome | None:
+    """How a point ended, None for one that did not yet."""
+    found = load(point_folder(folder, name) / 'outcome.json')
+    return Outcome(**found) if found else None
+
+
+def write_outcome(folder: Path, name: str, end: Outcome) -> None:
+    """Writes it whole or not at all."""
+    write(point_folder(folder, name) / 'outcome.json', asdict(end))
+
+
+def forget(folder: Path, name: str) -> None:
+    """Takes away how a point ended."""
+    (point_folder(folder, name) / 'outcome.json').unlink(missing_ok=True)
+
+
+def write(path: Path, tree: Mapping[str, Any]) -> None:
+    """Writes JSON that a reader sees whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(_partial(path, tree), path)
+
+
+def create(path: Path, tree: Mapping[str, Any]) -> bool:
+    """Writes JSON where there is no such file yet, and says whether that was so: of several, one does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = _partial(path, tree)
+    try:
+        os.link(partial, path)  # unlike a rename, refused where the name is taken
+    except FileExistsError:
+        return False
+    finally:
+        partial.unlink()
+    return True
+
+
+def _partial(path: Path, tree: Mapping[str, Any]) -> Path:
+    partial = path.with_name(f'{path.name}.{socket.gethostname()}.{os.getpid()}.partial')
+    partial.write_text(json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + '\n', encoding='utf-8')
+    return partial
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """The JSON in a file, None where there is none."""
+    try:
+        return json.loads(path.read_text(encoding='utf-8'))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f'{path} cannot be read: {error}') from error
+
+
+def write_running(folder: Path, name: str, running: bool, started: float, seconds: float) -> None:
+    """Says that this process runs a point, or has ended to; seconds: that the point was trained so far."""
+    who = {'running': running, 'host': socket.gethostname(), 'pid': os.getpid()}
+    write(point_folder(folder, name) / 'running.json', who | {'started': started, 'seconds': seconds})
+
+
+def seconds_before(folder: Path, name: str) -> float:
+    """That a point was trained by whoever ran it so far."""
+    found = load(point_folder(folder, name) / 'running.json')
+    return found['seconds'] if found else 0.0
+
+
+def _alive(path: Path) -> bool:
+    """Whether the file says that someone runs the point, and was written a short while ago."""
+    found = load(path)
+    return bool(found and found['running']) and time.time() - path.stat().st_mtime < GRACE
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(_tupled(inner) for inner in value) if isinstance(value, list) else value

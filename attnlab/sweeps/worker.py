@@ -1,0 +1,267 @@
+"""A process that runs a sweep's points one after the other, so that they share what is imported and compiled."""
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from attnlab import config as configs
+from attnlab.errors import Pruned, RunError, Stopped, UserError
+from attnlab.sweeps import board as boards
+from attnlab.sweeps import outcome, points, storage
+from attnlab.sweeps.board import Board
+from attnlab.sweeps.outcome import BEAT, Outcome
+from attnlab.sweeps.points import Plan, Point
+from attnlab.train import metrics, run
+
+POLL = 1.0
+"""Seconds between two looks for a point, and between two at whether the process that started this one is there."""
+
+Watch = Callable[[int, dict[str, float]], None]
+
+
+def work(board: Board, name: str, url: str) -> None:
+    """Runs points until none is left that could be run, here or elsewhere.
+
+    name: of the study in the database.  Raises Stopped where a signal asks to stop; what ran then has saved.
+    """
+    plan = board.plan
+    pruner = storage.pruner_of(plan.search['pruner'] if plan.search else 'none')
+    store = storage.connect(url, name, plan.direction, board.folder / 'locks', pruner)
+    outcomes, reached = partial(boards.ended, board), partial(boards.reached, board)
+    with _signals() as signals, ExitStack() as stack:
+        stack.callback(storage.close, store)
+        while not all(outcomes(number) for number in board.numbers):
+            signals.check()
+            claim = storage.take(store, board.numbers, outcomes, reached)
+            if claim is None:
+                time.sleep(POLL)
+                continue
+            with claim.lock:
+                _claimed(board, store, claim, signals)
+
+
+def one(board: Board, number: int) -> Outcome:
+    """Runs a point with no database; how it ended, also where that was before."""
+    if (held := storage.lock(board.folder / 'locks' / str(number))) is None:
+        raise RunError(f'point {number} is run by another process')
+    with held, _signals() as signals:
+        return boards.ended(board, number) or _run(board, board.plan.points[number], signals)
+
+
+# A point
+
+
+def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: '_Signals') -> None:
+    """Runs a claimed point and tells the database what came of it."""
+    watch: Watch = lambda step, scores: None
+    end = None
+    if board.plan.search:
+        trial = storage.trial_of(store, claim, board.plan.search['sampler'], board.plan.base.seed)
+        point, end = _drawn(board, claim.point, trial)
+        watch = partial(_report, board, store, trial, point)
+    else:
+        point = board.plan.points[claim.point]
+    if end is None and claim.kills >= storage.KILLS:
+        reason = f'its worker was killed {claim.kills} times with no step saved in between'
+        end = _failed(board.plan, RunError(reason), outcome.seconds_before(board.folder, point.name))
+    try:
+        if end is None:
+            end = _run(board, point, signals, watch, lambda: storage.beat(store, claim.trial))
+        else:
+            outcome.write_outcome(board.folder, point.name, end)
+    except Stopped:
+        storage.end(store, claim.trial, 'stopped')
+        raise
+    storage.tell(store, claim.trial, end)
+
+
+def _drawn(board: Board, number: int, trial: Any) -> tuple[Point, Outcome | None]:
+    """The point that a search makes of a trial, and its outcome where it makes none that could be trained."""
+    plan, end = board.plan, None
+    try:
+        search = configs.functions(plan.config, 'search_')[plan.sweep[0]]
+        overrides = search(trial)
+        overrides = points.typed(points.configured(plan.config, plan.overrides, overrides), overrides)
+    except Exception as error:  # whatever the experiment's author raises
+        overrides, end = {}, _failed(plan, error, 0.0)
+    if before := boards.begun(board, number):
+        return Point(**before), end
+    point = Point(number, points.name_of(overrides, number), overrides)
+    outcome.write(outcome.point_folder(board.folder, point.name) / 'point.json', point._asdict())
+    return point, end
+
+
+def _report(board: Board, store: storage.Store, trial: Any, point: Point, step: int, scores: dict[str, float]) -> None:
+    """Tells a trial of an evaluation, by its number from 1, and ends the run where the pruner says so."""
+    records = metrics.read(outcome.run_folder(board.folder, point.name))
+    number = sum(record['split'] == 'valid' for record in records)
+    if storage.report(store, trial, number, scores[board.plan.metric]):
+        raise Pruned(f'pruned at step {step}')
+
+
+def _run(
+    board: Board,
+    point: Point,
+    signals: '_Signals',
+    watch: Watch = lambda step, scores: None,
+    beat: Callable[[], bool] = lambda: True,
+) -> Outcome:
+    """Trains a point, or goes on with it, and writes how it ended; what is printed goes to its log."""
+    folder, plan = board.folder, board.plan
+    workdir, before = outcome.run_folder(folder, point.name), outcome.seconds_before(folder, point.name)
+    started, clock = time.time(), time.monotonic()
+    spent = lambda: before + time.monotonic() - clock
+    says = lambda running: outcome.write_running(folder, point.name, running, started, spent())
+    try:
+        with _log(outcome.point_folder(folder, point.name) / 'log.txt'), _beating(says, beat):
+            end = _trained(plan, point, workdir, signals, watch, spent)
+            outcome.write_outcome(folder, point.name, end)
+    except Stopped:
+        says(False)
+        raise
+    gc.collect()  # the arrays that the point leaves
+    return end
+
+
+def _trained(
+    plan: Plan, point: Point, workdir: Path, signals: '_Signals', watch: Watch, spent: Callable[[], float]
+) -> Outcome:
+    try:
+        config = points.configured(plan.config, plan.overrides, point.overrides)
+        with signals.raised():
+            done = run.train(config, workdir, watch=watch)
+        return Outcome(
+            'done', plan.metric, plan.direction, done[f'best_{plan.metric}'], int(done['best_step']), spent()
+        )
+    except Pruned as wish:
+        print(wish)
+        return Outcome('pruned', plan.metric, plan.direction, *_best(workdir, plan), spent())
+    except Stopped:
+        raise
+    except Exception as error:  # whatever it is, the other points are run
+        traceback.print_exc()
+        return _failed(plan, error, spent())
+
+
+def _failed(plan: Plan, error: Exception, seconds: float) -> Outcome:
+    text = ' '.join(str(error).split())
+    reason = text if isinstance(error, UserError | RunError) else f'{type(error).__name__}: {text}'
+    return Outcome('failed', plan.metric, plan.direction, None, None, seconds, reason)
+
+
+def _best(workdir: Path, plan: Plan) -> tuple[float, int]:
+    found = [record for record in metrics.read(workdir) if record['split'] == 'valid']
+    best = (max if plan.direction == 'max' else min)(found, key=lambda record: record[plan.metric])
+    return best[plan.metric], best['step']
+
+
+# The process
+
+
+class _Signals:
+    """SIGTERM and SIGINT: noted between points, raised in the midst of what may be left undone."""
+
+    def __init__(self) -> None:
+        self.came: int | None = None
+        self.raises = False
+
+    def note(self, number: int, frame: object) -> None:
+        self.came = number
+        if self.raises:
+            raise Stopped(number, 0)
+
+    def check(self) -> None:
+        if self.came is not None:
+            raise Stopped(self.came, 0)
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """While the loop runs it has handlers of its own, which save."""
+        self.raises = True
+        try:
+            self.check()
+            yield
+        finally:
+            self.raises = False
+
+
+@contextmanager
+def _signals() -> Iterator[_Signals]:
+    signals = _Signals()
+    before = {number: signal.signal(number, signals.note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _log(path: Path) -> Iterator[None]:
+    """What is written to the screen meanwhile goes to a file, whoever writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    with path.open('ab') as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, old in zip((1, 2), kept, strict=True):
+            os.dup2(old, number)
+            os.close(old)
+
+
+@contextmanager
+def _beating(says: Callable[[bool], None], beat: Callable[[], bool]) -> Iterator[None]:
+    """Signs of life beside a point's training, the first at once; ends the process where the point is no longer its."""
+    says(True)
+    done = threading.Event()
+
+    def signs() -> None:
+        next_one = time.monotonic() + BEAT
+        while not done.wait(POLL):
+            if time.monotonic() < next_one:
+                continue
+            next_one = time.monotonic() + BEAT
+            try:
+                says(True)
+                mine = beat()
+            except Exception as error:  # a database that is away for a moment, a disk that is full for one
+                print(f'no sign of life: {error}', file=sys.stderr)
+                continue
+            if not mine:
+                print('another process has taken this point, as nothing was heard of this one', file=sys.stderr)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    thread = threading.Thread(target=signs, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def stop_with(parent: int) -> None:
+    """Stops this process, which saves, once the one that started it is gone."""
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=look, daemon=True).start()

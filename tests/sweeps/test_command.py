@@ -1,0 +1,159 @@
+"""Case 44: the command as processes: directories, failures, stops, kills, and two that start at once."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from attnlab import cli
+from attnlab.sweeps import outcome
+from attnlab.train import metrics
+from tests.sweeps.conftest import said, sweep
+
+SWEEPS = '''
+def sweep_three(): return grid({'optimizer.learning_rate': (0.01, 1e38, 0.02)})
+def sweep_seeds(): return grid({'seed': range(2)})
+def sweep_more(): return grid({'seed': range(3)})
+def search_rate(trial): return {'optimizer.learning_rate': trial.suggest_float('rate', 1e-3, 1e-1, log=True)}
+'''
+LONG = ('--config.train.duration=2000 steps', '--config.train.eval_every=2000 steps')
+
+
+@pytest.fixture
+def config(trainable):
+    return trainable(SWEEPS)
+
+
+def rows(folder):
+    return {row.name: row for row in outcome.read(folder).rows}
+
+
+def runs(folder):
+    """The records of every point's run, but for how fast it was."""
+    return {row.name: [record for record in metrics.read(row.run) if record['split'] != 'speed']
+            for row in outcome.read(folder).rows}  # fmt: skip
+
+
+def until(condition, limit=60):
+    """Waits for something that comes soon."""
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_one_of_three_fails_and_the_others_finish(config, tmp_path):
+    folder = tmp_path / 'sweep'
+    code, text = said(sweep(config, folder, '--sweep=three', '--workers=2'))
+    assert code == 1, text
+    found = outcome.read(folder)
+    assert [row.status for row in found.rows] == ['done', 'failed', 'done']
+    assert [row.name for row in found.rows] == [f'learning_rate={rate}' for rate in ('0.01', '1e+38', '0.02')]
+    assert (found.metric, found.direction) == ('loss', 'min')
+    failed = found.rows[1]
+    assert failed.reason.startswith('step ') and 'the loss is' in failed.reason and failed.value is None
+    assert 'RunError' in (folder / 'points' / failed.name / 'log.txt').read_text()
+    for row in (found.rows[0], found.rows[2]):
+        valid = [record for record in metrics.read(row.run) if record['split'] == 'valid']
+        assert row.value == min(record['loss'] for record in valid) and row.seconds > 0
+        assert {'step': row.step, 'loss': row.value}.items() <= valid[row.step // 10 - 1].items()
+        assert json.loads((row.run / 'config.json').read_text())['optimizer']['learning_rate'] == (
+            row.overrides['optimizer.learning_rate']
+        )
+    before = {row.name: (row.run / 'metrics.jsonl').stat().st_mtime_ns for row in found.rows}
+    code, text = said(sweep(config, folder, '--sweep=three', '--retry'))
+    again = rows(folder)
+    assert code == 1 and again[failed.name].status == 'failed', text
+    changed = [name for name, row in again.items() if (row.run / 'metrics.jsonl').stat().st_mtime_ns != before[name]]
+    assert changed == [failed.name]
+
+
+def test_stopped_it_saves_and_goes_on(config, tmp_path):
+    folder = tmp_path / 'sweep'
+    process = sweep(config, folder, '--sweep=seeds', '--config.train.save_every=1000 steps', *LONG)
+    run = folder / 'points' / 'seed=0' / 'run' / 'metrics.jsonl'
+    until(lambda: run.exists() and '"step": 3,' in run.read_text())
+    assert [row.status for row in outcome.read(folder).rows] == ['running', 'waiting']
+    process.send_signal(signal.SIGTERM)
+    code, text = said(process)
+    assert code == 143, text
+    assert [row.status for row in outcome.read(folder).rows] == ['waiting', 'waiting']
+    steps = [int(path.name) for path in (run.parent / 'checkpoints').iterdir()]
+    assert len(steps) == 1 and 3 <= steps[0] < 1000
+    process = sweep(config, folder, '--sweep=seeds', '--config.train.save_every=1000 steps', *LONG)
+    log = folder / 'points' / 'seed=0' / 'log.txt'
+    until(lambda: f'continues from step {steps[0]}' in log.read_text())
+    process.send_signal(signal.SIGINT)
+    assert said(process)[0] == 130
+
+
+def test_a_worker_and_the_master_killed(config, tmp_path):
+    """At random moments, ten times: in test_kill.py."""
+    folder = tmp_path / 'sweep'
+    process = sweep(config, folder, '--sweep=seeds', '--workers=2')
+    running = folder / 'points' / 'seed=0' / 'running.json'
+    run = running.parent / 'run' / 'metrics.jsonl'
+    until(lambda: run.exists() and '"step": 4,' in run.read_text())
+    os.kill(json.loads(running.read_text())['pid'], signal.SIGKILL)
+    time.sleep(1)
+    process.kill()  # its workers notice, and save
+    process.communicate()
+    code, text = said(sweep(config, folder, '--sweep=seeds'))
+    assert code == 0, text
+    assert [row.status for row in outcome.read(folder).rows] == ['done', 'done']
+    for records in runs(folder).values():
+        assert [record['step'] for record in records if record['split'] == 'train'] == list(range(1, 21))
+
+
+def test_two_that_start_at_once(config, tmp_path):
+    same, other = tmp_path / 'same', tmp_path / 'other'
+    twice = [sweep(config, same, '--sweep=seeds') for _ in range(2)]
+    different = [sweep(config, other, f'--sweep={name}') for name in ('seeds', 'more')]
+    ends = [said(process) for process in twice]
+    assert [code for code, _ in ends] == [0, 0], ends
+    logs = [(same / 'points' / f'seed={seed}' / 'log.txt').read_text() for seed in range(2)]
+    assert not any('continues' in log or 'Traceback' in log for log in logs)
+    ends = [said(process) for process in different]
+    assert sorted(code for code, _ in ends) == [0, 2], ends
+    refused = next(text for code, text in ends if code == 2)
+    assert 'holds another sweep: sweep is ' in refused and len(refused.splitlines()) == 1
+    seeds = 2 if ends[0][0] == 0 else 3
+    assert sorted(path.name for path in (other / 'points').iterdir()) == [f'seed={seed}' for seed in range(seeds)]
+
+
+def test_another_sweep_in_its_directory(config, tmp_path, capsys):
+    folder = tmp_path / 'sweep'
+    assert said(sweep(config, folder, '--sweep=seeds', '--index=1'))[0] == 0
+    assert not (folder / 'sweep.db').exists() and outcome.read(folder).rows[1].status == 'done'
+    before = sorted(folder.rglob('*'))
+
+    def refused(workdir, *flags):
+        assert cli.main(['sweep', f'--config={config}', f'--workdir={workdir}', *flags, '--index=0']) == 2
+        said = capsys.readouterr().err
+        assert len(said.splitlines()) == 1 and sorted(folder.rglob('*')) == before
+        return said
+
+    assert 'holds another sweep: sweep is more here and seeds there' in refused(folder, '--sweep=more')
+    line = 'holds another sweep: overrides is model.heads=1 here and none there'
+    assert line in refused(folder, '--sweep=seeds', '--config.model.heads=1')
+    run = folder / 'points' / 'seed=1' / 'run'
+    assert f'--workdir={run} holds a run' in refused(run, '--sweep=seeds')
+    text = Path(config).read_text()
+    Path(config).write_text(text.replace("'model.heads': '2'", "'model.heads': '1'"))
+    assert 'holds a sweep of another config: model.heads is 1 here and 2 there' in refused(folder, '--sweep=seeds')
+    Path(config).write_text(text.replace('range(2)', 'range(3)'))
+    line = 'holds another sweep: 3 points here and 2 there, only here seed=2'
+    assert line in refused(folder, '--sweep=seeds')
+
+
+def test_points_on_a_database(config, database, tmp_path):
+    """The same whichever it is; workers in processes of two commands."""
+    folder = tmp_path / 'sweep'
+    both = [sweep(config, folder, '--sweep=seeds', f'--storage={database}') for _ in range(2)]
+    ends = [said(process) for process in both]
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert [row.status for row in outcome.read(folder).rows] == ['done'] * 2
+    assert not (folder / 'sweep.db').exists()

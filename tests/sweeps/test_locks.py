@@ -1,0 +1,34 @@
+"""Locks of points, and databases that are none."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from attnlab.errors import UserError
+from attnlab.sweeps import storage
+from tests.sweeps.conftest import python
+
+
+@pytest.mark.parametrize(('url', 'line'), [
+    ('nothing', "--storage expects a URL as in postgresql://user@host/database, got 'nothing'"),
+    ('postgresql://me:secret@127.0.0.1:1/x', '--storage=postgresql://me:***@127.0.0.1:1/x cannot be reached'),
+    ('oracle://x/y', '--storage=oracle://x/y needs a driver that is not installed'),
+])  # fmt: skip
+def test_a_database_that_is_none(url, line):
+    with pytest.raises(UserError) as caught:
+        storage.check(url)
+    assert str(caught.value).startswith(line) and 'secret' not in str(caught.value)
+
+
+def test_a_lock_is_free_once_its_holder_is_killed(tmp_path):
+    program = 'import sys, time; from pathlib import Path; from attnlab.sweeps import storage; '
+    program += 'held = storage.lock(Path(sys.argv[1])); print("held", flush=True); time.sleep(60)'
+    holder = python('-c', program, tmp_path / 'lock', stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == 'held\n'
+    assert storage.lock(tmp_path / 'lock') is None
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.communicate()
+    with storage.lock(tmp_path / 'lock'):
+        assert storage.lock(tmp_path / 'lock') is None

@@ -1,0 +1,143 @@
+"""Case 44: a sweep's points are those that it says, named apart, and checked before one of them runs."""
+
+import itertools
+
+import pytest
+
+from attnlab import sweeps
+from attnlab.errors import UserError
+from attnlab.sweeps import points
+
+SWEEPS = '''
+def sweep_rates(): return grid({'optimizer.learning_rate': (1e-3, 1, '0.5'), 'model.attention': ('additive', 'dot')})
+def sweep_seeds(): return grid({'seed': range(3)})
+def sweep_sizes(): return zipped({'model.hidden': (8, 16), 'model.embedding': (4, 6)})
+def sweep_both(): return chained(sweep_seeds(), product(sweep_sizes(), grid({'model.dropout': [0.0]})))
+def sweep_same(): return [{'seed': 0}, {'seed': 1}, {'seed': 0}]
+def sweep_equal(): return [{}, {'seed': 0}]
+def sweep_none(): return iter(())
+def sweep_typo(): return [{'seed': 1}, {'model.hiden': 3}]
+def sweep_kind(): return [{'seed': 1.5}]
+def sweep_bad(): return [{'seed': 1}, {'model.attention': 'sideways'}]
+def sweep_rate(): return [{'seed': 1}, {'optimizer.schedule': 'up'}]
+def sweep_mesh(): return [{'train.mesh': 'data=1'}, {'train.mesh': 'data=3'}]
+def sweep_list(): return [3]
+def sweep_fails(): return grid(3)
+def sweep_odd(): return zipped({'seed': (1, 2), 'model.hidden': (8,)})
+def sweep_twice(): return [{}]
+def search_twice(trial): return {}
+def search_space(trial): return {'optimizer.learning_rate': trial.suggest_float('r', 1e-4, 1e-1)}
+'''
+
+
+@pytest.fixture
+def plan(experiment):
+    config = experiment(SWEEPS)
+    return lambda *names, overrides=(), **search: points.plan(config, overrides, names, search)
+
+
+def refused(plan, *names, **more):
+    with pytest.raises(UserError) as caught:
+        plan(*names, **more)
+    assert '\n' not in str(caught.value)
+    return str(caught.value)
+
+
+def overrides(found):
+    return [point.overrides for point in found.points]
+
+
+def test_grid_is_the_product():
+    values = {'a': (1, 2), 'b.c': 'xy', 'd': (None,)}
+    expected = [dict(zip(values, each, strict=True)) for each in itertools.product((1, 2), 'xy', (None,))]
+    assert list(sweeps.grid(values)) == expected and len(expected) == 4
+
+
+def test_zipped_chained_and_product():
+    pairs = list(sweeps.zipped({'a': (1, 2), 'b': (3, 4)}))
+    assert pairs == [{'a': 1, 'b': 3}, {'a': 2, 'b': 4}]
+    assert list(sweeps.chained(pairs, [{'c': 5}])) == [*pairs, {'c': 5}]
+    every = list(sweeps.product(pairs, iter([{'c': 5}, {'c': 6}])))
+    assert every == [{**pair, 'c': c} for pair in pairs for c in (5, 6)]
+    with pytest.raises(ValueError, match="as many values of each key, got {'a': 2, 'b': 1}"):
+        list(sweeps.zipped({'a': (1, 2), 'b': (3,)}))
+    with pytest.raises(UserError, match='config.a is set by two sweeps of a product: to 1 and 9'):
+        list(sweeps.product(pairs, [{'a': 9}]))
+
+
+def test_values_have_the_types_of_their_fields(plan):
+    found = plan('rates')
+    rates = [0.001, 0.001, 1.0, 1.0, 0.5, 0.5]
+    kinds = ['additive', 'dot'] * 3
+    assert overrides(found) == [{'optimizer.learning_rate': rate, 'model.attention': kind}
+                                for rate, kind in zip(rates, kinds, strict=True)]  # fmt: skip
+    assert all(type(each['optimizer.learning_rate']) is float for each in overrides(found))
+    assert [point.number for point in found.points] == list(range(6))
+    assert found.points[0].name == 'learning_rate=0.001,attention=additive'
+    assert (found.metric, found.direction, found.search) == ('bleu', 'max', None)
+
+
+def test_several_are_their_product(plan):
+    found = plan('seeds', 'sizes')
+    sizes = ('hidden=8,embedding=4', 'hidden=16,embedding=6')
+    assert [point.name for point in found.points] == [f'seed={seed},{size}' for seed in range(3) for size in sizes]
+    assert len(plan('both').points) == 5
+
+
+def test_a_command_lines_overrides_hold_for_every_point(plan):
+    found = plan('seeds', overrides=[('model.hidden', '20')])
+    assert found.base.model.hidden == 20 and overrides(found) == [{'seed': seed} for seed in range(3)]
+    said = refused(plan, 'seeds', overrides=[('seed', '4')])
+    assert said.endswith('config.seed is varied by the sweep, and --config.seed=4 sets it')
+
+
+@pytest.mark.parametrize(('name', 'line'), [
+    ('same', 'points 0 and 2 of the sweep are the same: seed=0'),
+    ('equal', 'points 0 and 1 of the sweep are the same: seed=0'),
+    ('none', '--sweep=none has no points'),
+    ('typo', 'point 1 of the sweep (model.hiden=3): there is no config.model.hiden; did you mean config.model.hidden?'),
+    ('kind', 'point 0 of the sweep (seed=1.5): config.seed expects an int, got 1.5'),
+    ('bad', "point 1 of the sweep (model.attention=sideways): model.attention is 'sideways'"),
+    ('rate', "point 1 of the sweep (optimizer.schedule=up): optimizer.schedule is 'up'"),
+    ('mesh', "point 1 of the sweep (train.mesh=data=3): train.mesh is 'data=3'"),
+    ('list', 'a point of a sweep is a dict dotted key -> value, got 3'),
+    ('fails', "--sweep=fails fails: AttributeError: 'int' object has no attribute 'values'"),
+    ('odd', "--sweep=odd fails: ValueError: zipped expects as many values of each key, got {'seed': 2, "),
+    ('seed', "has no sweep 'seed'; did you mean seeds?"),
+    ('twice', 'has both sweep_twice and search_twice'),
+    ('', "has no sweep ''"),
+])  # fmt: skip
+def test_a_point_that_could_not_run(plan, name, line):
+    assert line in refused(plan, name)
+
+
+def test_sweeps_that_set_the_same(plan):
+    assert refused(plan, 'seeds', 'seeds').endswith('config.seed is set by two sweeps of a product: to 0 and 0')
+
+
+def test_a_search(plan):
+    found = plan('space', trials=7, pruner='asha')
+    assert found.points == [] and found.search == {'trials': 7, 'sampler': 'tpe', 'pruner': 'asha'}
+    assert refused(plan, 'space', 'seeds') == '--sweep=space,seeds: a search stands alone'
+    assert refused(plan, 'seeds', trials=7) == '--trials is of a search; seeds is none'
+
+
+def test_names_are_of_folders(tmp_path):
+    name = points.name_of({'a.start': 'runs/b', 'a.end': 'x y', 'z.end': 'é'})
+    assert name == 'a.start=runs%2fb,a.end=x%20y,z.end=%c3%a9'
+    assert points.name_of({'m.shape': (2, 3), 'm.bias': False, 'm.pool': None}) == 'shape=2x3,bias=false,pool=None'
+    assert points.name_of({}) == 'base'
+    assert points.name_of({'o.rate': 0.00123456789}, 7) == '0007,rate=0.001235'
+    long = [points.name_of({'m.text': 'x' * 500 + end}) for end in 'ab']
+    assert len(set(long)) == 2 and all(len(name) == points.LONGEST for name in long)
+    (tmp_path / long[0] / name).mkdir(parents=True)
+
+
+def test_names_that_a_file_system_takes_for_the_same():
+    alike = [points.Point(i, name, {}) for i, name in enumerate(['a=x', 'a=X', 'a=y'])]
+    assert [point.name for point in points._unlike(alike)] == ['a=x-0', 'a=X-1', 'a=y']
+
+
+def test_a_config_that_is_no_sweep_has_a_hint(experiment):
+    with pytest.raises(UserError, match=r"has no sweep 'x'; it has neither sweep_NAME\(\) nor search_NAME\(trial\)"):
+        points.plan(experiment(''), [], ['x'], {})

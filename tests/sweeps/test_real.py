@@ -1,0 +1,80 @@
+"""What a sweep costs, and what pruning saves, on trainings that learn something."""
+
+import os
+import time
+
+import pytest
+
+from attnlab.sweeps import outcome
+from attnlab.train import metrics
+from tests.sweeps.conftest import said, sweep
+
+SWEEPS = '''
+def sweep_six(): return grid({'seed': range(6)})
+def sweep_ones(): return grid({'seed': range(5), 'train.duration': ('1 steps',)})
+'''
+SEARCH = '''
+from attnlab import config as configs
+
+FIELDS = {fields!r}
+
+def get_config(arg=''):
+    config = configs.load('experiments/language/shakespeare_char.py', list(FIELDS.items()))
+    config = config.copy_and_resolve_references()
+    config.unlock()
+    return config
+
+def search_rate(trial):
+    return {{'optimizer.learning_rate': trial.suggest_float('optimizer.learning_rate', 1e-5, 1e-1, log=True)}}
+'''
+FIELDS = {
+    'model.layers': 2, 'model.width': 32, 'model.heads': 2, 'model.context': 64, 'train.batch_size': 16,
+    'train.duration': '300 steps', 'train.eval_every': '30 steps', 'train.save_every': '150 steps',
+    'train.log_every': '30 steps', 'data.share': 0.98, 'train.mesh': 'data=1', 'optimizer.warmup': '20 steps',
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_point_starts_within_three_seconds(trainable, tmp_path):
+    """Of one step each, by a worker that has run one before."""
+    config = trainable(SWEEPS)
+    code, text = said(sweep(config, tmp_path / 'sweep', '--sweep=ones'))
+    assert code == 0, text
+    rows = outcome.read(tmp_path / 'sweep').rows
+    took = [row.seconds for row in rows[1:]]
+    print('seconds of a point of one step:', *took)
+    assert max(took) < 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason='needs two cores')
+def test_two_workers_are_faster_than_one(trainable, tmp_path):
+    config, took = trainable(SWEEPS), {}
+    flags = ('--config.train.duration=1500 steps', '--config.train.eval_every=500 steps',
+             '--config.train.save_every=500 steps', '--config.train.log_every=100 steps',
+             '--config.model.width=32')  # fmt: skip
+    for count in (1, 2):
+        start = time.monotonic()
+        code, text = said(sweep(config, tmp_path / str(count), '--sweep=six', f'--workers={count}', *flags), 900)
+        took[count] = time.monotonic() - start
+        assert code == 0, text
+    print('seconds by workers:', took)
+    assert took[1] > 1.7 * took[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('pruner', ['asha', 'median'])
+def test_pruning_finds_the_same_winner_in_half_the_steps(tmp_path, shared, pruner):
+    config, found = tmp_path / 'experiment.py', {}
+    config.write_text(SEARCH.format(fields=FIELDS | {'data.folder': str(shared('tinyshakespeare'))}))
+    for name in ('none', pruner):
+        flags = ('--sweep=rate', '--trials=20', '--sampler=random', f'--pruner={name}', '--workers=2')
+        code, text = said(sweep(config, tmp_path / name, *flags), 1800)
+        assert code == 0, text
+        rows = outcome.read(tmp_path / name).rows
+        done = [row for row in rows if row.status == 'done']
+        steps = sum(metrics.read(row.run)[-1]['step'] for row in rows)
+        found[name] = min(done, key=lambda row: row.value).number, steps, len(done)
+    print('(winner, steps, done) by pruner:', found)
+    assert found[pruner][0] == found['none'][0] and found['none'][1:] == (20 * 300, 20)
+    assert found[pruner][1] <= found['none'][1] / 2

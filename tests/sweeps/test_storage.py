@@ -1,0 +1,163 @@
+"""Claims of points by processes of their own, on SQLite and on a PostgreSQL server."""
+
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+from optuna.trial import TrialState
+
+from attnlab.sweeps import storage
+from attnlab.sweeps.outcome import Outcome
+from tests.sweeps.conftest import python, said
+
+DONE = Outcome('done', 'bleu', 'max', 1.0, 3, 0.1)
+
+# Takes points until all are done; of two that ran one, the second fails.  Each lasts some milliseconds.
+TAKER = """
+import sys, time
+from pathlib import Path
+from attnlab.sweeps import storage
+from attnlab.sweeps.outcome import Outcome
+
+url, folder, count, lasts = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+store = storage.connect(url, 'sweep', 'max', folder / 'locks')
+done = lambda point: Outcome('done', 'bleu', 'max', 1.0, 3, 0.1) if (folder / f'{point}.done').exists() else None
+while not all(map(done, range(count))):
+    claim = storage.take(store, range(count), done, lambda point: 0)
+    if claim is None:
+        time.sleep(0.05)
+        continue
+    with claim.lock:
+        began = folder / f'{claim.point}.runs'
+        with began.open('x'):
+            time.sleep(lasts)
+        (folder / f'{claim.point}.done').open('x').close()
+        began.unlink()
+        storage.tell(store, claim.trial, done(claim.point))
+"""
+
+
+def takers(url, folder, points, lasts, count=4):
+    return [python('-c', TAKER, url, folder, points, lasts, stderr=subprocess.PIPE) for _ in range(count)]
+
+
+def opened(url, folder, name='sweep'):
+    store = storage.connect(url, name, 'max', folder / 'locks')
+    STORES.append(store)
+    return store
+
+
+def states(store):
+    return [(trial.user_attrs['point'], trial.state) for trial in store.study.trials]
+
+
+STORES, CLAIMS = [], []
+
+
+@pytest.fixture(autouse=True)
+def released(database):
+    """Whatever was opened and claimed, before the database goes."""
+    yield
+    while CLAIMS:
+        CLAIMS.pop().lock.close()
+    while STORES:
+        storage.close(STORES.pop())
+
+
+def taken(store, points=1, outcomes=None, step=0):
+    claim = storage.take(store, range(points), (outcomes or {}).get, lambda point: step)
+    CLAIMS.extend([claim] if claim else [])
+    return claim
+
+
+def test_processes_that_start_at_once_share_the_points(database, tmp_path):
+    points = 30
+    for process in takers(database, tmp_path, points, 0.01):
+        code, _ = said(process)
+        assert code == 0
+    complete = [point for point, state in states(opened(database, tmp_path)) if state is TrialState.COMPLETE]
+    assert sorted(complete) == list(range(points))
+
+
+def test_a_killed_one_is_replaced_at_once(database, tmp_path):
+    first = python('-c', TAKER, database, tmp_path, 1, 60)
+    while not (tmp_path / '0.runs').exists():
+        time.sleep(0.05)
+    store = opened(database, tmp_path)
+    assert taken(store) is None
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    claim = taken(store)
+    assert (claim.point, claim.kills) == (0, 1)
+    assert states(store) == [(0, TrialState.FAIL), (0, TrialState.RUNNING)]
+
+
+def test_kills_with_no_step_in_between_are_counted(database, tmp_path):
+    store = opened(database, tmp_path)
+    for kills, step in enumerate([0, 0, 0, 7, 7]):
+        claim = taken(store, step=step)
+        assert claim.kills == kills if step == 0 else claim.kills == kills - 3
+        claim.lock.close()  # as it is where its holder is dead
+    claim = taken(store, step=7)
+    storage.end(store, claim.trial, 'stopped')
+    claim.lock.close()
+    claim = taken(store, step=7)
+    assert claim.kills == 0
+
+
+def test_of_another_machine_heartbeats_tell(database, tmp_path, monkeypatch):
+    store = opened(database, tmp_path)
+    claim = taken(store)
+    claim.lock.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, 'gethostname', lambda: 'elsewhere')
+        assert taken(store) is None
+        store.storage.grace_period = 1
+        time.sleep(2.5)
+        again = taken(store)
+    assert again.point == 0 and not storage.beat(store, claim.trial) and storage.beat(store, again.trial)
+
+
+def test_killed_before_anyone_knew_its_name(database, tmp_path, monkeypatch):
+    store = opened(database, tmp_path)
+    claim = taken(store)
+    claim.lock.close()
+    [trial] = store.study.trials
+    with store.storage.engine.begin() as connection:
+        for table in ('trial_user_attributes', 'trial_heartbeats'):
+            key = "AND key = 'owner'" if 'user' in table else ''
+            connection.exec_driver_sql(f'DELETE FROM {table} WHERE trial_id = {trial._trial_id} {key}')
+    other = opened(database, tmp_path)
+    assert taken(other) is None
+    monkeypatch.setattr(storage, 'GRACE', 0.1)
+    time.sleep(0.2)
+    assert taken(other).point == 0
+
+
+def test_an_outcome_that_was_not_told_yet(database, tmp_path):
+    store = opened(database, tmp_path)
+    claim = taken(store)
+    claim.lock.close()
+    assert taken(store, outcomes={0: DONE}) is None
+    assert [(trial.state, trial.value) for trial in store.study.trials] == [(TrialState.COMPLETE, 1.0)]
+
+
+def test_two_trials_of_a_point_run_once(database, tmp_path, monkeypatch):
+    """As where two machines, whose locks do not show each other, filled at once."""
+    store = opened(database, tmp_path)
+    assert taken(store, outcomes={0: DONE}) is None  # the study is there, and empty
+    for _ in range(2):
+        store.study.add_trial(storage._again(0, None))
+    claim = taken(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, 'gethostname', lambda: 'elsewhere')
+        assert taken(opened(database, tmp_path / 'elsewhere')) is None
+    assert [state for _, state in states(store)] == [TrialState.RUNNING, TrialState.FAIL]
+    storage.tell(store, claim.trial, DONE)
+
+
+def test_sweeps_share_a_database(database, tmp_path):
+    one, two = (opened(database, tmp_path / name, name) for name in ('one', 'two'))
+    assert taken(one).point == taken(two).point == 0

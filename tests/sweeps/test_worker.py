@@ -1,0 +1,213 @@
+"""What a worker makes of points, with a training of no time in place of the loop."""
+
+import json
+import math
+import os
+import signal
+
+import pytest
+
+from attnlab.errors import RunError, Stopped
+from attnlab.sweeps import begin, board, outcome, points, storage, worker
+
+SWEEPS = '''
+def sweep_seeds(): return grid({'seed': range(4)})
+def search_rate(trial): return {'optimizer.learning_rate': trial.suggest_float('rate', 1e-4, 1, log=True)}
+def search_bad(trial): return {'optimizer.rate': trial.suggest_float('rate', 1e-4, 1)}
+def search_two(trial):
+    return {'optimizer.learning_rate': trial.suggest_float('rate', 1e-4, 1, log=True),
+            'model.dropout': trial.suggest_float('dropout', 0, 0.5), 'model.attention': trial.suggest_categorical(
+                'score', ['additive', 'dot'])}
+'''
+EVALUATIONS = 8
+
+
+class Trainer:
+    """Stands for `run.train`: eight evaluations, the better the nearer the rate is to 0.01.
+
+    otherwise: what the start of a number does first.
+    """
+
+    def __init__(self):
+        self.ran, self.steps, self.otherwise = [], 0, {}
+
+    def __call__(self, config, workdir, watch):
+        rate, seed = config.optimizer.learning_rate, config.seed
+        self.ran.append((seed, rate))
+        if act := self.otherwise.get(len(self.ran) - 1):
+            act()
+        file = workdir / 'metrics.jsonl'
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text('')
+        for step in range(1, EVALUATIONS + 1):
+            self.steps += 1
+            score = 100 - 20 * abs(math.log10(rate) + 2) - 10 / step
+            with file.open('a') as out:
+                out.write(json.dumps({'step': step, 'split': 'valid', 'bleu': score}) + '\n')
+            if step < EVALUATIONS:
+                watch(step, {'bleu': score})
+        return {'best_bleu': score, 'best_step': EVALUATIONS}
+
+
+@pytest.fixture
+def trainer(monkeypatch):
+    made = Trainer()
+    monkeypatch.setattr(worker.run, 'train', made)
+    monkeypatch.setattr(worker.gc, 'collect', lambda: 0)  # half of the time here
+    return made
+
+
+@pytest.fixture
+def sweep(experiment, tmp_path):
+    """Begins a sweep of a name, and returns what runs it in this process."""
+    config = experiment(SWEEPS)
+
+    def begun(name, folder='sweep', **search):
+        plan = points.plan(config, [], [name], search)
+        spec = begin.begin(tmp_path / folder, plan)
+        seen = board.Board(tmp_path / folder, plan, {})
+        url = f'sqlite:///{tmp_path}/{folder}/sweep.db'
+        return lambda: (worker.work(seen._replace(known={}), spec['id'], url), outcome.read(tmp_path / folder).rows)[1]
+
+    return begun
+
+
+def fails(error):
+    def act():
+        raise error
+
+    return act
+
+
+def sends(number):
+    return lambda: os.kill(os.getpid(), number)
+
+
+def rates(rows):
+    return [row.overrides['optimizer.learning_rate'] for row in rows]
+
+
+def test_whatever_a_point_raises_the_others_run(trainer, sweep):
+    trainer.otherwise = {0: fails(RunError('step 3: the loss is nan')), 2: fails(MemoryError('too\n large'))}
+    rows = sweep('seeds')()
+    assert [row.status for row in rows] == ['failed', 'done', 'failed', 'done']
+    assert [row.reason for row in rows] == ['step 3: the loss is nan', None, 'MemoryError: too large', None]
+    assert [seed for seed, _ in trainer.ran] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_gives_the_point_back(trainer, sweep, number):
+    trainer.otherwise = {1: sends(number)}
+    work = sweep('seeds')
+    with pytest.raises(Stopped) as caught:
+        work()
+    assert caught.value.code == 128 + number
+    rows = work()
+    assert [row.status for row in rows] == ['done'] * 4
+    assert [seed for seed, _ in trainer.ran] == [0, 1, 2, 3, 1]
+
+
+def test_a_run_that_stops_gives_the_point_back(trainer, sweep):
+    trainer.otherwise = {0: fails(Stopped(signal.SIGTERM, 7))}
+    work = sweep('seeds')
+    with pytest.raises(Stopped):
+        work()
+    assert [row.status for row in work()] == ['done'] * 4 and len(trainer.ran) == 5
+
+
+def test_a_point_that_kills_its_workers_fails(trainer, sweep, monkeypatch):
+    """Three times more than once, with no step saved in between."""
+    work = sweep('seeds')
+    died = 0
+
+    def dies(claimed):
+        nonlocal died
+
+        def run(board, store, claim, signals):
+            nonlocal died
+            if claim.point == 1 and claim.kills < storage.KILLS:
+                died += 1
+                raise SystemExit  # the lock goes, and the trial is left as it is
+            claimed(board, store, claim, signals)
+
+        return run
+
+    monkeypatch.setattr(worker, '_claimed', dies(worker._claimed))
+    for _ in range(storage.KILLS):
+        with pytest.raises(SystemExit):
+            work()
+    rows = work()
+    assert died == 4 and [row.status for row in rows] == ['done', 'failed', 'done', 'done']
+    assert rows[1].reason == 'its worker was killed 4 times with no step saved in between'
+    assert 1 not in [seed for seed, _ in trainer.ran]
+
+
+def test_failed_points_run_again_when_they_are_forgotten(trainer, sweep, tmp_path):
+    trainer.otherwise = {0: fails(RunError('no'))}
+    work = sweep('seeds')
+    assert work()[0].status == 'failed' and work()[0].status == 'failed' and len(trainer.ran) == 4
+    folder = tmp_path / 'sweep'
+    seen = board.Board(folder, points.plan(outcome.read_spec(folder)['config'], [], ['seeds'], {}), {})
+    board.forget_failed(seen, seen.numbers)
+    assert [row.status for row in work()] == ['done'] * 4 and len(trainer.ran) == 5
+
+
+@pytest.mark.parametrize('sampler', ['random', 'tpe', 'cmaes'])
+def test_a_search(trainer, sweep, sampler):
+    rows = sweep('two', trials=12, sampler=sampler)()
+    assert [row.number for row in rows] == list(range(12)) and all(row.status == 'done' for row in rows)
+    assert rows[3].name.startswith('0003,learning_rate=') and rows[3].run.parent.name == rows[3].name
+    assert len(set(rates(rows))) == 12
+    assert [rate for _, rate in trainer.ran] == rates(rows)
+
+
+def test_a_sampler_learns_from_the_outcomes(trainer, sweep):
+    """Its first ten draws are random."""
+    miss = [abs(math.log10(rate) + 2) for rate in rates(sweep('rate', trials=24, sampler='tpe')())]
+    assert sum(miss[-8:]) / 8 < 0.5 * sum(miss[:10]) / 10
+
+
+def test_a_search_draws_the_same_whoever_runs_what(trainer, sweep):
+    first = rates(sweep('rate', 'one', trials=5, sampler='random')())
+    trainer.otherwise = {6: fails(RunError('no')), 8: fails(Stopped(signal.SIGTERM, 1))}
+    work = sweep('rate', 'two', trials=5, sampler='random')
+    with pytest.raises(Stopped):
+        work()
+    assert rates(work()) == first
+    assert trainer.ran[8] in trainer.ran[9:]
+
+
+@pytest.mark.parametrize(('pruner', 'most'), [('median', 0.7), ('asha', 0.6), ('hyperband', 0.8)])
+def test_pruning_keeps_the_winner_and_saves_steps(trainer, sweep, pruner, most):
+    rows = sweep('rate', trials=20, sampler='random', pruner=pruner)()
+    winner = min(rows, key=lambda row: abs(math.log10(rates([row])[0]) + 2))
+    done = [row for row in rows if row.status == 'done']
+    assert max(done, key=lambda row: row.value) is winner and trainer.steps < most * 20 * EVALUATIONS
+    pruned = [row for row in rows if row.status == 'pruned']
+    assert pruned and all(row.value is not None and row.step < EVALUATIONS for row in pruned)
+
+
+def test_a_search_that_makes_no_config_fails_its_points(trainer, sweep):
+    rows = sweep('bad', trials=2)()
+    assert [row.status for row in rows] == ['failed'] * 2 and not trainer.ran
+    assert rows[0].reason.startswith('there is no config.optimizer.rate; did you mean')
+
+
+def test_evaluations_told_before_a_kill_are_told_once(trainer, sweep):
+    work = sweep('rate', trials=1, sampler='random', pruner='median')
+    train, calls = worker.run.train, []
+
+    def stops(config, workdir, watch):
+        def watched(step, scores):
+            calls.append(step)
+            watch(step, scores)
+            if len(calls) == 3:
+                raise Stopped(signal.SIGTERM, step)
+
+        return train(config, workdir, watch=watched)
+
+    worker.run.train = stops
+    with pytest.raises(Stopped):
+        work()
+    [row] = work()
+    assert row.status == 'done' and calls == [1, 2, 3, *range(1, EVALUATIONS)]

@@ -1,0 +1,58 @@
+"""Cores and GPUs shared out among processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from attnlab import environment
+from tests.sweeps.conftest import environment as process_environment
+
+
+@pytest.mark.parametrize(('things', 'count', 'parts'), [
+    ([0, 1, 2, 3], 2, [[0, 1], [2, 3]]),
+    ([0, 1, 2, 3, 4], 2, [[0, 1, 2], [3, 4]]),
+    ([0, 1], 2, [[0], [1]]),
+    ([0], 3, [[0], [0], [0]]),
+    ([0, 1], 3, [[0], [1], [0]]),
+    ([5, 6, 7], 1, [[5, 6, 7]]),
+])  # fmt: skip
+def test_parts(things, count, parts):
+    assert [environment._part(things, number, count) for number in range(count)] == parts
+
+
+@pytest.mark.parametrize(('visible', 'count', 'number', 'expected', 'fraction'), [
+    ('0,1,2,3', 2, 1, '2,3', None),
+    ('GPU-a,GPU-b', 2, 0, 'GPU-a', None),
+    ('7', 2, 1, '7', '0.450'),
+    ('0,1', 3, 2, '0', '0.450'),
+    ('-1', 2, 1, '-1', None),
+    ('', 2, 1, '', None),
+])  # fmt: skip
+def test_gpus(monkeypatch, visible, count, number, expected, fraction):
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
+    monkeypatch.delenv('XLA_PYTHON_CLIENT_MEM_FRACTION', raising=False)
+    monkeypatch.setattr(environment.os, 'sched_setaffinity', lambda pid, cores: None, raising=False)
+    environment.share(number, count)
+    assert os.environ['CUDA_VISIBLE_DEVICES'] == expected
+    assert os.environ.get('XLA_PYTHON_CLIENT_MEM_FRACTION') == fraction
+    monkeypatch.delenv('XLA_PYTHON_CLIENT_MEM_FRACTION', raising=False)
+
+
+@pytest.mark.skipif(not hasattr(os, 'sched_getaffinity'), reason='this system does not tell a process its cores')
+def test_cores():
+    """Of processes; together they have all, and none has another's where there are enough."""
+    count = min(len(os.sched_getaffinity(0)), 2)
+    program = 'import os, sys; from attnlab import environment; environment.share(int(sys.argv[1]), int(sys.argv[2])); '
+    program += 'environment.prepare(); print(*os.sched_getaffinity(0)); print(os.environ["XLA_FLAGS"])'
+    env = process_environment()
+    del env['XLA_FLAGS']
+    found = []
+    for number in range(count):
+        done = subprocess.run([sys.executable, '-c', program, str(number), str(count)], env=env, capture_output=True,
+                              text=True, check=True)  # fmt: skip
+        cores, flags = done.stdout.splitlines()
+        found.append(set(map(int, cores.split())))
+        assert f'device_count={min(len(found[-1]), environment.CPU_DEVICES)} ' in flags + ' '
+    assert set.union(*found) == os.sched_getaffinity(0) and sum(map(len, found)) == len(set.union(*found))
