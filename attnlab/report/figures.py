@@ -28,7 +28,7 @@ def curves(runs: Mapping[str, Sequence[Mapping]]) -> Figure:
     lines = [(name, colour, split, key, points)
              for (name, records), colour in zip(runs.items(), _colours(len(runs)), strict=True)
              for split, key in (('train', 'loss'), *(('valid', key) for key in PANELS))
-             if len(points := _points(records, split, key))]
+             if len(points := points_of(records, split, key))]
     panels = [key for key in PANELS if any(line[3] == key for line in lines)] or ['loss']
     figure = Figure(figsize=(3.9 * len(panels), 2.7), facecolor='white', layout='constrained')
     for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
@@ -41,7 +41,7 @@ def curves(runs: Mapping[str, Sequence[Mapping]]) -> Figure:
                 axes.plot(*points.T, color=colour, label=label, **faint)
         axes.set_ylim(bottom=0)
         if panel == 'loss' and lines:
-            _legend(axes)
+            legend(axes)
     return figure
 
 
@@ -72,11 +72,11 @@ def by_length(runs: Mapping[str, Sequence[Mapping]]) -> Figure:
     axes.set_xlabel('source words', fontsize=8, color=QUIET, fontfamily=FONT, labelpad=14)
     axes.margins(y=0.15)
     if len(runs) > 1:
-        _legend(axes, loc='lower right', bbox_to_anchor=(1, 1), ncols=len(runs))
+        legend(axes, loc='lower right', bbox_to_anchor=(1, 1), ncols=len(runs))
     return figure
 
 
-def _points(records: Sequence[Mapping], split: str, key: str) -> np.ndarray:
+def points_of(records: Sequence[Mapping], split: str, key: str) -> np.ndarray:
     """[n, 2] of (step, value); a resumed run may write a step twice: the last counts."""
     found = {r['step']: r[key] for r in records if r.get('split') == split and r.get(key) is not None}
     return np.array(sorted(found.items()), float)
@@ -96,5 +96,6 @@ def calm(axes: Axes, title: str) -> None:
         spine.set(visible=side == 'bottom', color=QUIET, linewidth=0.6)
 
 
-def _legend(axes: Axes, **place) -> None:
-    axes.legend(frameon=False, labelcolor=INK, prop={'family': FONT, 'size': 7.5}, **place)
+def legend(axes: Axes, **place) -> None:
+    small = {'family': FONT, 'size': 7.5}
+    axes.legend(frameon=False, labelcolor=INK, prop=small, title_fontproperties=small, **place)

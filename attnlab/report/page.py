@@ -181,7 +181,7 @@ def _sections(runs: Mapping[str, Mapping]) -> list[str]:
     blocks = [paragraph((f'{name}: ' if name else '') + run['summary'], quiet=True) for name, run in runs.items()]
     if len(runs) == 1:
         (run,) = runs.values()
-        blocks.append(tiles([(label.split(',')[0], _number(run['scores'][key], form)) for key, label, form in SCORES
+        blocks.append(tiles([(label.split(',')[0], number(run['scores'][key], form)) for key, label, form in SCORES
                              if key in TILES and _known(run, key)]))
     sections = ['\n'.join(blocks), section('Scores', *_scores(runs))]
     bins = {name: run['scores']['by_length'] for name, run in runs.items() if run['scores'].get('by_length')}
@@ -198,12 +198,12 @@ def _sections(runs: Mapping[str, Mapping]) -> list[str]:
     if pictures:
         sections.append(section('Pictures', *pictures))
     return [*sections, section('Configuration', *(folded(name or 'All fields', preformatted('\n'.join(
-        f'{key} = {json.dumps(value, ensure_ascii=False)}' for key, value in _flat(run['config']))))
+        f'{key} = {json.dumps(value, ensure_ascii=False)}' for key, value in flat(run['config']))))
         for name, run in runs.items()))]
 
 
 def _scores(runs: Mapping[str, Mapping]) -> list[str]:
-    rows = [(label, *(_number(run['scores'].get(key), form) for run in runs.values()))
+    rows = [(label, *(number(run['scores'].get(key), form) for run in runs.values()))
             for key, label, form in SCORES if any(_known(run, key) for run in runs.values())]
     signatures = dict.fromkeys(f'{name}: {run["scores"][key]}' for run in runs.values()
                                for key, name in (('bleu_signature', 'BLEU'), ('bleu_words_signature', 'BLEU of words'),
@@ -309,14 +309,14 @@ def _summary(config: Mapping) -> str:
     return ' · '.join(str(part) for part in parts if part)
 
 
-def _flat(tree: Mapping, prefix: str = '') -> list[tuple[str, Any]]:
+def flat(tree: Mapping, prefix: str = '') -> list[tuple[str, Any]]:
     return [pair for key, value in tree.items()
-            for pair in (_flat(value, f'{prefix}{key}.') if isinstance(value, Mapping) else [(prefix + key, value)])]
+            for pair in (flat(value, f'{prefix}{key}.') if isinstance(value, Mapping) else [(prefix + key, value)])]
 
 
 def _known(run: Mapping, key: str) -> bool:
     return run['scores'].get(key) is not None
 
 
-def _number(value: float | None, form: str) -> str:
+def number(value: float | None, form: str) -> str:
     return '–' if value is None else form.format(value)

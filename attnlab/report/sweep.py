@@ -1,0 +1,129 @@
+"""The page of a sweep, from plain data: what it is, its best, pictures, every point."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnlab.report import page
+from attnlab.report import sweep_figures as figures
+
+MARKS = {'done': '✓', 'running': '…', 'waiting': '·', 'failed': '✗', 'pruned': '✂'}
+
+
+def write(path: str | Path, title: str, found: Mapping[str, Any]) -> Path:
+    """Writes the page and returns its path.
+
+    found: {
+      'summary': a line of what the sweep is,
+      'metric': name or None, 'direction': 'min' | 'max' | None, as long as no point has ended,
+      'keys': {dotted key that varies, the seed apart: how it is shown},
+      'points': [{'number', 'status', 'values' (of the keys and, where it varies, 'seed'), 'value', 'step', 'seconds',
+                  'reason', 'records' (of metrics.jsonl)}, ...],
+      'groups': as in `attnlab.report.sweep_figures`, each with 'done' and 'of' besides, the numbers of its points,
+      'best': index of a group, or None; 'winner': {'number', 'config' (nested)} of its point, or None,
+      'sensitivity': the lines of `attnlab.report.sweep_figures.sensitivity`, [] where there are none}
+    """
+    path = Path(path)
+    sections = [_head(found)]
+    if found['winner']:
+        sections.append(page.section('Best', *_best(found)))
+    if found['sensitivity']:
+        text = ('Mean distance of the loss from its best over the learning rates; no loss counts as more than that of '
+                'initialisation (Wortsman et al. 2023, section 2.2).')
+        picture = page.image(figures.sensitivity(found['sensitivity']), 'Final loss against the learning rate')
+        sections.append(page.section('Sensitivity to the learning rate', page.paragraph(text, quiet=True), picture))
+    sections += _pictures(found)
+    if any(group['of'] > 1 for group in found['groups']):
+        sections.append(page.section('Seeds', _seeds(found)))
+    sections.append(page.section('Points', _points(found)))
+    failed = [(f'{point["number"]}', point['reason'] or '') for point in found['points'] if point['status'] == 'failed']
+    if failed:
+        sections.append(page.section('Failed', *(page.paragraph(f'{number}: {reason}') for number, reason in failed)))
+    page.write(path, title, sections)
+    return path
+
+
+def _head(found: Mapping) -> str:
+    points, metric = found['points'], found['metric']
+    statuses = [point['status'] for point in points]
+    counts = ', '.join(f'{statuses.count(status)} {status}' for status in MARKS if status in statuses)
+    large = [('points done', f'{statuses.count("done")} of {len(points)}')]
+    if found['best'] is not None:
+        group = found['groups'][found['best']]
+        seeds = f', {group["done"]} seeds' if group['done'] > 1 else ''
+        large.insert(0, (f'best {metric}{seeds}', number(group['mean'])))
+    large.append(('time of all points', duration(sum(point['seconds'] or 0.0 for point in points))))
+    return '\n'.join([page.paragraph(found['summary'], quiet=True), page.paragraph(f'{counts}.', quiet=True),
+                      page.tiles(large)])  # fmt: skip
+
+
+def _best(found: Mapping) -> list[str]:
+    group, winner = found['groups'][found['best']], found['winner']
+    what = figures.described({found['keys'][key]: value for key, value in group['values'].items()}) or 'the only one'
+    lines = [f'{what}: {found["metric"]} {spread(group["mean"], group["error"], group["done"])}.']
+    if group['of'] > 1:
+        lines.append(f'The config is that of point {winner["number"]}, the first of its seeds.')
+    text = '\n'.join(f'{key} = {json.dumps(value, ensure_ascii=False)}' for key, value in page.flat(winner['config']))
+    return [*map(page.paragraph, lines), page.folded('All fields', page.preformatted(text))]
+
+
+def _pictures(found: Mapping) -> list[str]:
+    groups, keys, metric, direction, best = (found[key] for key in ('groups', 'keys', 'metric', 'direction', 'best'))
+    sections = []
+    if keys and any(group['mean'] is not None for group in groups):
+        pictures = figures.against(groups, keys, metric, direction, best)
+        sections.append(page.section('By what varies', page.image(pictures, f'{metric} against each key')))
+        if len(keys) > 1:
+            picture = figures.parallel(groups, keys, metric, direction, best)
+            sections.append(page.section('Parallel coordinates', page.image(picture, f'Every key, and {metric}')))
+    records = {point['number']: point['records'] for point in found['points']}
+    if metric and any(records.values()):
+        picture = figures.curves(groups, records, metric, best)
+        sections.append(page.section('Training', page.image(picture, f'Training loss and {metric} by step')))
+    return sections
+
+
+def _seeds(found: Mapping) -> str:
+    """The groups, the best first; those without a number last."""
+    sign = -1.0 if found['direction'] == 'max' else 1.0
+    groups = sorted(found['groups'], key=lambda group: (group['mean'] is None, sign * (group['mean'] or 0.0)))
+    rows = [[*_cells(group['values'], found['keys']), number(group['mean']), number(group['error']),
+             f'{group["done"]} of {group["of"]}'] for group in groups]  # fmt: skip
+    return page.table([*found['keys'].values(), f'mean {found["metric"]}', 'standard error', 'seeds'], rows)
+
+
+def _points(found: Mapping) -> str:
+    seeds = {'seed': 'seed'} if any('seed' in point['values'] for point in found['points']) else {}
+    keys = found['keys'] | seeds
+    rows = [[f'{point["number"]}', f'{MARKS[point["status"]]} {point["status"]}', *_cells(point['values'], keys),
+             number(point['value']), '' if point['step'] is None else f'{point["step"]:,}',
+             '' if point['seconds'] is None else duration(point['seconds'])] for point in found['points']]  # fmt: skip
+    return page.table(['point', 'status', *keys.values(), f'best {found["metric"] or "score"}', 'step', 'time'], rows)
+
+
+def _cells(values: Mapping[str, Any], keys: Mapping[str, str]) -> list[str]:
+    return ['' if values[key] is None else figures.shown(values[key]) for key in keys]
+
+
+def number(value: float | None) -> str:
+    """Four digits behind the point, unless these are more than such a number needs, or fewer."""
+    if value is None:
+        return '–'
+    return f'{value:.4f}' if value == 0 or 0.0005 <= abs(value) < 100 else f'{value:.4g}'
+
+
+def spread(mean: float, error: float | None, seeds: int) -> str:
+    """`1.7581 ± 0.0053 (standard error of 3 seeds)`, or the number alone."""
+    return number(mean) if error is None else f'{number(mean)} ± {number(error)} (standard error of {seeds} seeds)'
+
+
+def duration(seconds: float) -> str:
+    """`12 s`, `3:05`, `2:00:07`."""
+    if seconds < 60:
+        return f'{seconds:.0f} s'
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours}:{minutes:02}:{seconds:02}' if hours else f'{minutes}:{seconds:02}'

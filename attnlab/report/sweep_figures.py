@@ -1,0 +1,301 @@
+"""Pictures of a sweep: curves of all points, its metric against what varies, and how much the learning rate matters.
+
+Everything comes in as plain data.  A group is a mapping of what points that differ in their seed alone have in common:
+  label: text; values: key -> bool, int, float, str, None or a tuple of these;
+  mean, error: of the metric over the seeds, its standard error (None of one seed); both None where no seed is done;
+  numbers: of its points; failed: whether one of them failed.
+keys: dotted key -> how it is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from attnlab.report.figures import COLOURS, calm, legend, points_of
+from attnlab.tasks.heatmap import FONT, GRID, INK, QUIET
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BEST, FAINT, FAILED = '#c8693a', '#9db4cb', '#b3261e'
+SHADES = ('#cfdbe7', '#1f5a92')  # from the worst to the best
+NAMED = len(COLOURS)  # groups that can have a colour and a name each
+DECADE = 10.0  # from the least to the largest of values that want a logarithmic axis
+LABEL = 48
+
+
+class Scale(NamedTuple):
+    """Where the values of a key stand on an axis.
+
+    kind: 'category', 'linear' or 'log'.  places: repr of a value -> its place; of numbers, themselves.
+    ticks: (place, label), at the values themselves where these are few.
+    """
+
+    kind: str
+    places: dict[str, float]
+    ticks: list[tuple[float, str]]
+
+    def place(self, value: Any) -> float:
+        return self.places[repr(value)]
+
+    def height(self, place: float) -> float:
+        """From 0 at the least value to 1 at the largest; one half where there is but one."""
+        turned = math.log if self.kind == 'log' else float
+        low, high = turned(min(self.places.values())), turned(max(self.places.values()))
+        return (turned(place) - low) / (high - low) if high > low else 0.5
+
+
+def scale(values: Sequence[Any], few: int = 8) -> Scale:
+    """Numbers on an axis of numbers, logarithmic where they are positive and span a decade; all else as categories."""
+    distinct = list({repr(value): value for value in values}.values())
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct):
+        return Scale('category', {repr(value): float(at) for at, value in enumerate(distinct)},
+                     [(float(at), plain(shown(value))) for at, value in enumerate(distinct)])
+    distinct.sort()
+    wide = distinct[0] > 0 and distinct[-1] / distinct[0] >= DECADE
+    if len(distinct) <= few:
+        ticks = [(float(value), shown(value)) for value in distinct]
+    elif wide:
+        first, last = (round(math.log10(value)) for value in (distinct[0], distinct[-1]))
+        ticks = [(10.0**power, shown(10.0**power)) for power in range(first, last + 1)]
+    else:
+        from matplotlib.ticker import MaxNLocator
+
+        found = MaxNLocator(5).tick_values(distinct[0], distinct[-1])
+        ticks = [(float(at), shown(float(at))) for at in found if distinct[0] <= at <= distinct[-1]]
+    return Scale('log' if wide else 'linear', {repr(value): float(value) for value in distinct}, ticks)
+
+
+def shown(value: Any) -> str:
+    """A value as the command line takes it, a float in four digits."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case float():
+            return f'{value:.4g}'.replace('e-0', 'e-').replace('e+0', 'e')
+        case tuple():
+            return ','.join(map(shown, value))
+        case _:
+            return str(value)
+
+
+def described(values: Mapping[str, Any]) -> str:
+    """`learning_rate=0.001, order=pre`."""
+    return ', '.join(f'{key}={shown(value)}' for key, value in values.items())
+
+
+def plain(text: str) -> str:
+    """What matplotlib draws as it is, and short enough to be drawn."""
+    return (text if len(text) <= LABEL else text[: LABEL - 1] + '…').replace('$', r'\$')
+
+
+def curves(
+    groups: Sequence[Mapping], records: Mapping[int, Sequence[Mapping]], metric: str, best: int | None
+) -> Figure:
+    """Training loss and the metric on the validation split against the step, a line a point, a colour a group.
+
+    records: of metrics.jsonl, by the number of the point.  best: the index of the best group.
+    More groups than there are colours are faint, but for the best one.  An axis shows what a run started from and all
+    below; what a run that diverges reaches above it would hide the others.
+    """
+    figure, axes = _panels(2, 2)
+    for panel, split, key in zip(axes, ('train', 'valid'), ('loss', metric), strict=True):
+        calm(panel, {'train': 'training ', 'valid': 'validation '}[split] + plain(key))
+        panel.set_xlabel('step', fontsize=8, color=QUIET, fontfamily=FONT)
+        lines = [(index, points) for index, group in enumerate(groups) for number in group['numbers']
+                 if len(points := points_of(records.get(number, ()), split, key))]
+        for index, points in sorted(lines, key=lambda line: line[0] == best):  # the best one above the others
+            colour, label = _colour(groups, index, best)
+            strong = index == best or len(groups) <= NAMED
+            panel.plot(*points.T, color=colour, label=label, linewidth=1.2 if strong else 0.7,
+                       alpha=0.9 if strong else 0.7, marker='o' if split == 'valid' else None, markersize=2)
+        if key == 'loss' and lines:
+            start = max(points[0, 1] for _, points in lines)
+            low = min(points[:, 1].min() for _, points in lines)
+            panel.set_ylim(low - 0.05 * (start - low), max(start + 0.05 * (start - low), low + 1e-9))
+    _named(axes[-1], axes)
+    return figure
+
+
+def against(
+    groups: Sequence[Mapping], keys: Mapping[str, str], metric: str, direction: str, best: int | None
+) -> Figure:
+    """The metric against each key: a panel a key, a point a group with its standard error.
+
+    Groups that differ in this key alone are joined where it is a number.  Where the others are too many to name, the
+    best at each value is what is strong.  A cross at the edge is a group of which no point is done and one has failed.
+    """
+    figure, axes = _panels(len(keys), 3)
+    for panel, (key, name) in zip(axes, keys.items(), strict=True):
+        calm(panel, plain(name))
+        along = scale([group['values'][key] for group in groups])
+        _fit(panel, along)
+        rows: dict[str, list[Mapping]] = {}
+        for group in groups:
+            rest = [shown(group['values'][other]) for other in keys if other != key]
+            rows.setdefault(', '.join(rest), []).append(group)
+        few = len(rows) <= NAMED
+        for index, (label, row) in enumerate(rows.items()):
+            shift = (index - (len(rows) - 1) / 2) * min(0.1, 0.5 / len(rows)) if along.kind == 'category' else 0.0
+            _row(panel, row, key, along, COLOURS[index % NAMED] if few else FAINT, plain(label) if few else '', shift)
+        if not few:
+            _best_at_each(panel, groups, key, along, direction)
+        if best is not None:
+            at = along.place(groups[best]['values'][key])
+            panel.plot([at], [groups[best]['mean']], 'o', markersize=9, markerfacecolor='none', markeredgecolor=BEST,
+                       zorder=1)
+        others = ', '.join(name for other, name in keys.items() if other != key)
+        _named(panel, [panel], title=plain(others) if few else '')
+    axes[0].set_ylabel(plain(metric), fontsize=8, color=QUIET, fontfamily=FONT)
+    return figure
+
+
+def _row(panel: Axes, row: Sequence[Mapping], key: str, along: Scale, colour: str, label: str, shift: float) -> None:
+    done = sorted((along.place(group['values'][key]) + shift, group['mean'], group['error'] or 0.0)
+                  for group in row if group['mean'] is not None)  # fmt: skip
+    if done:
+        line = '-' if along.kind != 'category' and len(done) > 1 else ''
+        panel.errorbar(*np.array(done).T, fmt=f'o{line}', color=colour, markersize=3, linewidth=0.9, elinewidth=0.9,
+                       capsize=2, label=label, alpha=0.9)  # fmt: skip
+    failed = [along.place(group['values'][key]) + shift for group in row if group['failed'] and group['mean'] is None]
+    if failed:
+        panel.plot(failed, [0.97] * len(failed), 'x', color=FAILED, markersize=5, markeredgewidth=1.2, label='failed',
+                   transform=panel.get_xaxis_transform())  # fmt: skip
+
+
+def _best_at_each(panel: Axes, groups: Sequence[Mapping], key: str, along: Scale, direction: str) -> None:
+    best: dict[float, float] = {}
+    choose = min if direction == 'min' else max
+    for group in groups:
+        if group['mean'] is not None:
+            at = along.place(group['values'][key])
+            best[at] = choose(best.get(at, group['mean']), group['mean'])
+    line = '' if along.kind == 'category' else '-'
+    panel.plot(*np.array(sorted(best.items())).T, f'o{line}', color=COLOURS[0], markersize=4, linewidth=1.4,
+               label='best at each value', zorder=3)
+
+
+def parallel(
+    groups: Sequence[Mapping], keys: Mapping[str, str], metric: str, direction: str, best: int | None
+) -> Figure:
+    """Parallel coordinates: an axis a key and one for the metric, a line a group, the darker the better.
+
+    A group of which no point is done and one has failed is dashed and ends before the metric.
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure
+
+    drawn = [index for index, group in enumerate(groups) if group['mean'] is not None or group['failed']]
+    done = [index for index in drawn if groups[index]['mean'] is not None]
+    done.sort(key=lambda index: groups[index]['mean'], reverse=direction == 'min')
+    scales = [scale([groups[index]['values'][key] for index in drawn], few=10) for key in keys]
+    scales.append(scale([groups[index]['mean'] for index in done], few=1))
+    figure = Figure(figsize=(max(3.6, 1.55 * len(scales) + 0.6), 3.1), facecolor='white', layout='constrained')
+    axes = figure.subplots()
+    for at, (each, name) in enumerate(zip(scales, [*keys.values(), metric], strict=True)):
+        _upright(axes, at, each, plain(name), last=at == len(keys))
+    shades = LinearSegmentedColormap.from_list('shades', SHADES)
+    for index in drawn:
+        values = [groups[index]['values'][key] for key in keys]
+        if index in done:
+            values.append(groups[index]['mean'])
+            rank = done.index(index) / max(1, len(done) - 1)
+            style = {'color': shades(rank), 'linewidth': 1, 'zorder': 2 + rank}
+            if index == best:
+                style = {'color': BEST, 'linewidth': 2, 'zorder': 4, 'label': 'best'}
+        else:
+            style = {'color': FAILED, 'linewidth': 0.9, 'linestyle': (0, (3, 2)), 'alpha': 0.7, 'label': 'failed'}
+        axes.plot([each.height(each.place(value)) for each, value in zip(scales, values, strict=False)], **style)
+    axes.set(xlim=(-0.15, len(keys) + 0.15), ylim=(-0.06, 1.06))
+    axes.axis('off')
+    _named(axes, [axes], loc='upper right', bbox_to_anchor=(1, 0), ncols=2)
+    return figure
+
+
+def _upright(axes: Axes, at: int, each: Scale, name: str, last: bool) -> None:
+    """One axis of parallel coordinates: a line, its ticks and, above it, its name."""
+    axes.plot([at, at], [0, 1], color=GRID, linewidth=1.5, zorder=1, solid_capstyle='round')
+    style: dict[str, Any] = {'fontfamily': FONT, 'va': 'center', 'textcoords': 'offset points'}
+    axes.annotate(name, (at, 1), xytext=(0, 14), ha='center', color=INK, fontsize=8.5, **style)
+    for place, label in each.ticks:
+        if -0.01 <= each.height(place) <= 1.01:
+            side: dict[str, Any] = {'xytext': (5, 0), 'ha': 'left'} if last else {'xytext': (-5, 0), 'ha': 'right'}
+            text = axes.annotate(label, (at, each.height(place)), color=QUIET, fontsize=7.5, zorder=5, **side, **style)
+            text.set_bbox({'facecolor': 'white', 'alpha': 0.75, 'edgecolor': 'none', 'pad': 0.8})
+
+
+def sensitivity(lines: Sequence[Mapping]) -> Figure:
+    """Final validation loss against the learning rate, a line a variant, its sensitivity in the legend.
+
+    lines: each {'label', 'rates', 'losses', 'errors' (None of one seed), 'capped', 'sensitivity' (or None)}, where
+    losses are at most that of initialisation, and `capped` says which were above it or never came to an end.
+    Wortsman et al. 2023, "Small-scale proxies for large-scale Transformer training instabilities", figure 1.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.4, 3.1), facecolor='white', layout='constrained')
+    axes = figure.subplots()
+    calm(axes, 'final validation loss')
+    _fit(axes, scale([rate for line in lines for rate in line['rates']]))
+    axes.set_xlabel('learning rate', fontsize=8, color=QUIET, fontfamily=FONT)
+    for index, line in enumerate(lines):
+        colour, style = COLOURS[index % NAMED], ('-', '--', ':')[index // NAMED % 3]
+        number = 'not known yet' if line['sensitivity'] is None else f'{line["sensitivity"]:.3f}'
+        axes.errorbar(line['rates'], line['losses'], [error or 0.0 for error in line['errors']], color=colour,
+                      fmt=f'o{style}', markersize=3.5, linewidth=1.2, elinewidth=0.9, capsize=2,
+                      label=': '.join(filter(None, [plain(line['label']), number])))  # fmt: skip
+        capped = [at for at, each in enumerate(line['capped']) if each]
+        axes.plot([line['rates'][at] for at in capped], [line['losses'][at] for at in capped], 'o', color=colour,
+                  markersize=5, markerfacecolor='white', zorder=3)  # fmt: skip
+    if any(any(line['capped']) for line in lines):
+        axes.plot([], [], 'o', color=QUIET, markersize=5, markerfacecolor='white', label='no better than untrained')
+    legend(axes, title='sensitivity',
+           **({'loc': 'center left', 'bbox_to_anchor': (1, 0.5)} if len(lines) > 4 else {}))  # fmt: skip
+    return figure
+
+
+def _panels(count: int, across: int) -> tuple[Figure, list[Axes]]:
+    """So many panels, at most `across` beside each other."""
+    from matplotlib.figure import Figure
+
+    columns, rows = min(count, across), math.ceil(count / across)
+    figure = Figure(figsize=(3.9 * columns if columns > 1 else 4.6, 2.8 * rows), facecolor='white',
+                    layout='constrained')  # fmt: skip
+    every = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for spare in every[count:]:
+        spare.remove()
+    return figure, every[:count]
+
+
+def _fit(axes: Axes, along: Scale) -> None:
+    """The horizontal axis of a picture, as its values ask for."""
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xscale('log' if along.kind == 'log' else 'linear')
+    axes.xaxis.set_minor_locator(NullLocator())
+    crowded = sum(len(label) for _, label in along.ticks) > 34
+    axes.set_xticks([place for place, _ in along.ticks], [label for _, label in along.ticks],
+                    **({'rotation': 30, 'ha': 'right', 'rotation_mode': 'anchor'} if crowded else {}))  # fmt: skip
+    if along.kind == 'category':
+        axes.set_xlim(-0.5, len(along.ticks) - 0.5)
+        axes.grid(visible=False, axis='x')
+
+
+def _colour(groups: Sequence[Mapping], index: int, best: int | None) -> tuple[str, str]:
+    """Colour and name of a group's curves."""
+    if len(groups) <= NAMED:
+        return COLOURS[index], plain(groups[index]['label'])
+    return (BEST, 'best: ' + plain(groups[index]['label'])) if index == best else (FAINT, 'others')
+
+
+def _named(panel: Axes, axes: Sequence[Axes], **place: Any) -> None:
+    """A legend in `panel` of what is named in any of `axes`, each name once; none where there is none."""
+    found = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
+    if found:
+        legend(panel, handles=list(found.values()), labels=list(found), **place)
+        panel.get_legend().set_in_layout(False)  # a long name must not squeeze the panel

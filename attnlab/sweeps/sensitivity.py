@@ -1,0 +1,82 @@
+"""How much the final loss depends on the learning rate.
+
+Wortsman et al. 2023, "Small-scale proxies for large-scale Transformer training instabilities", section 2.2: the mean,
+over the learning rates of a range, of min(loss, loss at initialisation) less the least loss of the range.  Here the
+range is the rates that were swept, the loss that of the last evaluation, and the loss at initialisation the training
+loss of step 1.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from attnlab.report.sweep_figures import described
+from attnlab.sweeps.outcome import Row
+from attnlab.sweeps.seeds import Group, mean_and_error, named
+
+RATE = 'optimizer.learning_rate'
+
+DIVERGED = re.compile(r'step \d+: the (loss|gradient_norm) is (nan|-?inf)')
+"""In the reason of a point whose loss left the finite numbers: it counts as no better than at initialisation."""
+
+Records = Mapping[int, Sequence[Mapping[str, Any]]]
+"""The lines of metrics.jsonl, by the number of the point."""
+
+
+def lines(groups: Sequence[Group], records: Records) -> list[dict[str, Any]]:
+    """A line a variant (what else varies), as `attnlab.report.sweep_figures.sensitivity` takes it.
+
+    Empty where the learning rate does not vary, or where a variant has but one, as in most searches.  A rate of which
+    no point has come to an end is left out; as long as one is out, the sensitivity is not known.
+    """
+    if not groups or RATE not in groups[0].values:
+        return []
+    variants: dict[str, list[Group]] = {}
+    for group in groups:
+        rest = named({key: value for key, value in group.values.items() if key != RATE})
+        variants.setdefault(described(rest), []).append(group)
+    if min(map(len, variants.values())) < 2:
+        return []
+    return [_line(label, each, records) for label, each in variants.items()]
+
+
+def _line(label: str, groups: Sequence[Group], records: Records) -> dict[str, Any]:
+    groups = sorted(groups, key=lambda group: group.values[RATE])
+    starts = [start for group in groups for row in group.rows if (start := _start(records[row.number])) is not None]
+    start = float(np.mean(starts)) if starts else None
+    found = [(group.values[RATE], *_losses(group.rows, records, start)) for group in groups]
+    known = [(rate, *mean_and_error(losses), capped) for rate, losses, capped, _ in found if losses]
+    rates, means, errors, capped = zip(*known, strict=True) if known else ((), (), (), ())
+    whole = all(complete for *_, complete in found)
+    return {
+        'label': label, 'rates': list(rates), 'losses': list(means), 'errors': list(errors), 'capped': list(capped),
+        'sensitivity': float(np.mean(means) - np.min(means)) if whole else None,
+    }  # fmt: skip
+
+
+def _losses(rows: Iterable[Row], records: Records, start: float | None) -> tuple[list[float], bool, bool]:
+    """The final losses of a group that are known, whether one of them is the start's, and whether all are known."""
+    losses, capped, complete = [], False, True
+    for row in rows:
+        loss = _final(row, records[row.number])
+        diverged = loss is None and row.status == 'failed' and DIVERGED.search(row.reason or '') is not None
+        if start is not None and (diverged or (loss is not None and loss > start)):
+            loss, capped = start, True
+        if loss is None:
+            complete = False
+        else:
+            losses.append(loss)
+    return losses, capped, complete
+
+
+def _start(records: Iterable[Mapping[str, Any]]) -> float | None:
+    """The loss of the first step, which is computed before anything is learned."""
+    return next((each['loss'] for each in records if each['split'] == 'train' and each['step'] == 1), None)
+
+
+def _final(row: Row, records: Iterable[Mapping[str, Any]]) -> float | None:
+    """The loss of the last evaluation of a run that came to its end."""
+    losses = [each['loss'] for each in records if each['split'] == 'valid' and 'loss' in each]
+    return losses[-1] if losses and row.status == 'done' else None

@@ -1,0 +1,97 @@
+"""The config of a sweep's best point as an experiment file: whole, so that it stays what it was when others change."""
+
+import keyword
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from attnlab import config as configs
+from attnlab.errors import UserError
+from attnlab.report.sweep import spread
+from attnlab.report.sweep_figures import described
+from attnlab.sweeps import seeds
+from attnlab.sweeps.outcome import Row, Sweep
+
+WIDTH = 120
+
+_FUNCTION = '''
+
+from ml_collections import ConfigDict
+
+
+def get_config(arg: str = '') -> ConfigDict:
+    """It takes no argument."""
+    if arg:
+        raise ValueError(f"the argument is {arg!r}; expected ''")
+    config = ConfigDict()
+'''
+
+
+def write(sweep: Sweep, path: str | os.PathLike) -> Row:
+    """Writes an experiment file that `attnlab.config.load` turns into the config of the best point; returns that point.
+
+    Of the best group it is the first seed's: to choose the luckiest would be to choose noise.
+
+    Raises UserError where no point is done, where the name is that of no experiment file or of one that there is.
+    """
+    path = Path(path)
+    if path.suffix != '.py':
+        raise UserError(f'--best expects the name of an experiment file, FILE.py, got {str(path)!r}')
+    if path.exists():
+        raise UserError(f'--best={path} exists already; expected the name of a new file')
+    if not path.parent.is_dir():
+        raise UserError(f'--best={path}: there is no folder {path.parent}')
+    found = seeds.groups(sweep)
+    at = seeds.best(sweep, found)
+    if at is None:
+        raise UserError(f'{sweep.folder}: no point is done yet, so there is no best one')
+    text = _text(sweep, found[at], path)
+    partial = path.with_name(f'{path.name}.{os.getpid()}.partial')
+    partial.write_text(text, encoding='utf-8')
+    partial.replace(path)
+    return found[at].done[0]
+
+
+def _text(sweep: Sweep, group: seeds.Group, path: Path) -> str:
+    row = group.done[0]
+    config = configs.read(row.run / 'config.json')
+    fields = ''.join(f'    config{_member(key)} = {_literal(value)}\n' for key, value in config.items())
+    return f'"""{_docstring(sweep, group, path)}"""{_FUNCTION}{fields}    return config\n'
+
+
+def _docstring(sweep: Sweep, group: seeds.Group, path: Path) -> str:
+    row = group.done[0]
+    done = sum(each.status == 'done' for each in sweep.rows)
+    score = f'{sweep.metric} {spread(group.mean or 0.0, group.error, len(group.done))}'
+    lead = f'The best of a sweep, {", ".join(sweep.sweep)} of {sweep.config}: {score}.'
+    changed = dict(sweep.overrides) | row.overrides
+    about = [f'Point {row.number} of {len(sweep.rows)}, of which {done} are done; what it sets in that file: '
+             f'{described(changed) or "nothing"}.']  # fmt: skip
+    if len(group.done) > 1:
+        about.append(f'It is the first of the seeds, its own best {sweep.metric} {row.value:.6g}, at step {row.step}.')
+    command = f'attnlab train --config={path} --workdir=runs/{path.stem}'
+    paragraphs = [textwrap.fill(lead, WIDTH - 3), command, textwrap.fill(' '.join(about), WIDTH)]
+    return '\n\n'.join(paragraphs).replace('\\', '\\\\').replace('"""', "'''") + '\n'
+
+
+def _literal(value: Any, indent: str = '    ') -> str:
+    """Python that gives the value, a field of a section on a line."""
+    if not isinstance(value, ConfigDict):
+        return repr(value)
+    if not len(value):
+        return 'dict()'
+    inner = [(key, _literal(each, indent + '    ')) for key, each in value.items()]
+    if not all(map(_word, value)):
+        return '{\n' + ''.join(f'{indent}    {key!r}: {text},\n' for key, text in inner) + f'{indent}}}'
+    return 'dict(\n' + ''.join(f'{indent}    {key}={text},\n' for key, text in inner) + f'{indent})'
+
+
+def _word(key: str) -> bool:
+    return key.isidentifier() and not keyword.iskeyword(key)
+
+
+def _member(key: str) -> str:
+    return f'.{key}' if _word(key) else f'[{key!r}]'

@@ -1,0 +1,64 @@
+"""The directory of a sweep, as its workers would leave it, made by hand."""
+
+import json
+import time
+from pathlib import Path
+
+BASE = {
+    'task': 'language', 'seed': 0, 'data': {'name': 'toy', 'shape': [2, 3], 'note': 'a "b" c', 'none': None},
+    'model': {'order': 'pre', 'layers': 2, 'tied': True, 'inner': {'empty': {}, 'rate': 0.1}},
+    'optimizer': {'learning_rate': 0.004, 'warmup': '100 steps'},
+}  # fmt: skip
+DIVERGED = 'step 7: the loss is nan; the newest checkpoint is from before it. Try a lower optimizer.learning_rate'
+
+
+def point(overrides, status='done', value=None, step=None, seconds=None, reason=None, metrics=None):
+    """metrics: records of its run; None where no run was begun."""
+    ended = status in ('done', 'failed', 'pruned')
+    return {
+        'overrides': overrides, 'status': status, 'value': value, 'step': step, 'reason': reason, 'metrics': metrics,
+        'seconds': 10.0 if seconds is None and ended else seconds,
+    }  # fmt: skip
+
+
+def train(*losses, every=1):
+    return [{'step': at, 'split': 'train', 'loss': loss} for at, loss in zip(range(1, 999, every), losses, strict=False)]
+
+
+def valid(step, **scores):
+    return {'step': step, 'split': 'valid', **scores}
+
+
+def sweep(folder, points, metric='loss', direction='min', config='experiments/a.py', overrides=(), names=('rates',)):
+    """Writes the directory of points made by `point`, numbered in their order; returns it."""
+    folder = Path(folder)
+    listed = [{'number': at, 'name': f'p{at}', 'overrides': each['overrides']} for at, each in enumerate(points)]
+    write(folder / 'sweep.json', {'config': config, 'sweep': list(names), 'overrides': overrides, 'points': listed})
+    for at, each in enumerate(points):
+        place = folder / 'points' / f'p{at}'
+        if each['status'] == 'running':
+            write(place / 'running.json', {'host': 'here', 'pid': 1, 'started': time.time()})
+        elif each['status'] != 'waiting':
+            keys = ('status', 'value', 'step', 'seconds', 'reason')
+            write(place / 'outcome.json', {'metric': metric, 'direction': direction} | {key: each[key] for key in keys})
+        if each['metrics'] is not None:
+            write(place / 'run/config.json', changed(BASE, each['overrides']))
+            lines = ''.join(json.dumps(record) + '\n' for record in each['metrics'])
+            (place / 'run/metrics.jsonl').write_text(lines)
+    return folder
+
+
+def changed(tree, overrides):
+    tree = json.loads(json.dumps(tree))
+    for key, value in overrides.items():
+        *path, name = key.split('.')
+        section = tree
+        for part in path:
+            section = section.setdefault(part, {})
+        section[name] = value
+    return tree
+
+
+def write(path, tree):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(tree))
