@@ -98,4 +98,5 @@ def calm(axes: Axes, title: str) -> None:
 
 def legend(axes: Axes, **place) -> None:
     small = {'family': FONT, 'size': 7.5}
-    axes.legend(frameon=False, labelcolor=INK, prop=small, title_fontproperties=small, **place)
+    made = axes.legend(frameon=False, labelcolor=INK, prop=small, title_fontproperties=small, **place)
+    made.get_title().set_color(QUIET)

@@ -10,6 +10,7 @@ keys: dotted key -> how it is shown.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 BEST, FAINT, FAILED = '#c8693a', '#9db4cb', '#b3261e'
 SHADES = ('#cfdbe7', '#1f5a92')  # from the worst to the best
 NAMED = len(COLOURS)  # groups that can have a colour and a name each
-DECADE = 10.0  # from the least to the largest of values that want a logarithmic axis
-LABEL = 48
+MANY = 8  # values of a key from which on each is seen once or twice, as in a random search
+LABEL = 40
 
 
 class Scale(NamedTuple):
@@ -50,14 +51,17 @@ class Scale(NamedTuple):
         return (turned(place) - low) / (high - low) if high > low else 0.5
 
 
-def scale(values: Sequence[Any], few: int = 8) -> Scale:
-    """Numbers on an axis of numbers, logarithmic where they are positive and span a decade; all else as categories."""
+def scale(values: Sequence[Any], few: int = MANY) -> Scale:
+    """Numbers on an axis of numbers, all else as categories.
+
+    few: more values than these are not all ticks.
+    """
     distinct = list({repr(value): value for value in values}.values())
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct):
         return Scale('category', {repr(value): float(at) for at, value in enumerate(distinct)},
                      [(float(at), plain(shown(value))) for at, value in enumerate(distinct)])
     distinct.sort()
-    wide = distinct[0] > 0 and distinct[-1] / distinct[0] >= DECADE
+    wide = _spread_by_factors(distinct)
     if len(distinct) <= few:
         ticks = [(float(value), shown(value)) for value in distinct]
     elif wide:
@@ -69,6 +73,14 @@ def scale(values: Sequence[Any], few: int = 8) -> Scale:
         found = MaxNLocator(5).tick_values(distinct[0], distinct[-1])
         ticks = [(float(at), shown(float(at))) for at in found if distinct[0] <= at <= distinct[-1]]
     return Scale('log' if wide else 'linear', {repr(value): float(value) for value in distinct}, ticks)
+
+
+def _spread_by_factors(ordered: Sequence[float]) -> bool:
+    """Whether positive numbers that span a decade, whole ones a factor of 4, lie more evenly by their logarithms."""
+    low, middle, high = ordered[0], statistics.median_low(ordered), ordered[-1]
+    if low <= 0 or high / low < (10 if any(isinstance(number, float) for number in ordered) else 4):
+        return False
+    return abs(math.log(middle / low) / math.log(high / low) - 0.5) <= abs((middle - low) / (high - low) - 0.5)
 
 
 def shown(value: Any) -> str:
@@ -100,24 +112,30 @@ def curves(
     """Training loss and the metric on the validation split against the step, a line a point, a colour a group.
 
     records: of metrics.jsonl, by the number of the point.  best: the index of the best group.
-    More groups than there are colours are faint, but for the best one.  An axis shows what a run started from and all
-    below; what a run that diverges reaches above it would hide the others.
+    More groups than there are colours are faint, but for the best one.  A loss above that of the first record, as of a
+    run that diverges, is off the picture.
     """
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = _panels(2, 2)
-    for panel, split, key in zip(axes, ('train', 'valid'), ('loss', metric), strict=True):
+    axes[1].sharex(axes[0])
+    lines = {split: [(index, points) for index, group in enumerate(groups) for number in group['numbers']
+                     if len(points := points_of(records.get(number, ()), split, key))]
+             for split, key in (('train', 'loss'), ('valid', metric))}  # fmt: skip
+    for panel, split, key in zip(axes, lines, ('loss', metric), strict=True):
         calm(panel, {'train': 'training ', 'valid': 'validation '}[split] + plain(key))
         panel.set_xlabel('step', fontsize=8, color=QUIET, fontfamily=FONT)
-        lines = [(index, points) for index, group in enumerate(groups) for number in group['numbers']
-                 if len(points := points_of(records.get(number, ()), split, key))]
-        for index, points in sorted(lines, key=lambda line: line[0] == best):  # the best one above the others
+        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        for index, points in lines[split]:
             colour, label = _colour(groups, index, best)
             strong = index == best or len(groups) <= NAMED
-            panel.plot(*points.T, color=colour, label=label, linewidth=1.2 if strong else 0.7,
-                       alpha=0.9 if strong else 0.7, marker='o' if split == 'valid' else None, markersize=2)
-        if key == 'loss' and lines:
-            start = max(points[0, 1] for _, points in lines)
-            low = min(points[:, 1].min() for _, points in lines)
-            panel.set_ylim(low - 0.05 * (start - low), max(start + 0.05 * (start - low), low + 1e-9))
+            panel.plot(*points.T, color=colour, label=label, linewidth=1.2 if strong else 0.7, alpha=0.9,
+                       zorder=3 if index == best else 2, marker='o' if split == 'valid' else '', markersize=2)
+        if key == 'loss' and lines['train'] and lines[split]:
+            start = statistics.median(points[0, 1] for _, points in lines['train'])
+            every = np.concatenate([points[:, 1] for _, points in lines[split]])
+            if every.min() < start < every.max():
+                panel.set_ylim(*_padded(every.min(), start))
     _named(axes[-1], axes)
     return figure
 
@@ -128,9 +146,18 @@ def against(
     """The metric against each key: a panel a key, a point a group with its standard error.
 
     Groups that differ in this key alone are joined where it is a number.  Where the others are too many to name, the
-    best at each value is what is strong.  A cross at the edge is a group of which no point is done and one has failed.
+    best at each value is what is strong.  A cross at the edge is a group of which no point is done and one has failed,
+    or one that is far off the others.
     """
     figure, axes = _panels(len(keys), 3)
+    chosen = None if best is None else groups[best]
+    groups = [group for group in groups if group['mean'] is not None or group['failed']]
+    low, high = _view([group['mean'] for group in groups if group['mean'] is not None], direction)
+    bottom, top = _padded(low, high)
+    if any(group['mean'] is None or not low <= group['mean'] <= high for group in groups):  # room for their crosses
+        room = 0.08 * (top - bottom)
+        bottom, top = (bottom - room, top) if direction == 'max' else (bottom, top + room)
+    edge = 0.03 if direction == 'max' else 0.97
     for panel, (key, name) in zip(axes, keys.items(), strict=True):
         calm(panel, plain(name))
         along = scale([group['values'][key] for group in groups])
@@ -140,32 +167,61 @@ def against(
             rest = [shown(group['values'][other]) for other in keys if other != key]
             rows.setdefault(', '.join(rest), []).append(group)
         few = len(rows) <= NAMED
+        off, circle = [], None
         for index, (label, row) in enumerate(rows.items()):
             shift = (index - (len(rows) - 1) / 2) * min(0.1, 0.5 / len(rows)) if along.kind == 'category' else 0.0
-            _row(panel, row, key, along, COLOURS[index % NAMED] if few else FAINT, plain(label) if few else '', shift)
-        if not few:
+            if any(group is chosen for group in row):
+                circle = along.place(chosen['values'][key]) + (shift if few else 0.0)
+            seen = [(along.place(group['values'][key]) + shift, group['mean'], group['error'])
+                    for group in row if group['mean'] is not None and low <= group['mean'] <= high]  # fmt: skip
+            off += [along.place(group['values'][key]) + shift
+                    for group in row if group['mean'] is None or not low <= group['mean'] <= high]  # fmt: skip
+            line = '-' if few and along.kind != 'category' else ''
+            _with_errors(panel, seen, line, COLOURS[index % NAMED] if few else FAINT, plain(label) if few else '')
+        if not few and len(along.places) <= MANY:
             _best_at_each(panel, groups, key, along, direction)
-        if best is not None:
-            at = along.place(groups[best]['values'][key])
-            panel.plot([at], [groups[best]['mean']], 'o', markersize=9, markerfacecolor='none', markeredgecolor=BEST,
-                       zorder=1)
+        if off:
+            panel.plot(off, [edge] * len(off), 'x', color=FAILED, markersize=5, label='failed, or far off',
+                       transform=panel.get_xaxis_transform())  # fmt: skip
+        if circle is not None:
+            panel.plot([circle], [chosen['mean']], 'o', markersize=9, zorder=1, markerfacecolor='none',
+                       markeredgecolor=BEST)  # fmt: skip
+        panel.set_ylim(bottom, top)
         others = ', '.join(name for other, name in keys.items() if other != key)
-        _named(panel, [panel], title=plain(others) if few else '')
+        _below(panel, plain(others) if few else '')
     axes[0].set_ylabel(plain(metric), fontsize=8, color=QUIET, fontfamily=FONT)
     return figure
 
 
-def _row(panel: Axes, row: Sequence[Mapping], key: str, along: Scale, colour: str, label: str, shift: float) -> None:
-    done = sorted((along.place(group['values'][key]) + shift, group['mean'], group['error'] or 0.0)
-                  for group in row if group['mean'] is not None)  # fmt: skip
-    if done:
-        line = '-' if along.kind != 'category' and len(done) > 1 else ''
-        panel.errorbar(*np.array(done).T, fmt=f'o{line}', color=colour, markersize=3, linewidth=0.9, elinewidth=0.9,
-                       capsize=2, label=label, alpha=0.9)  # fmt: skip
-    failed = [along.place(group['values'][key]) + shift for group in row if group['failed'] and group['mean'] is None]
-    if failed:
-        panel.plot(failed, [0.97] * len(failed), 'x', color=FAILED, markersize=5, markeredgewidth=1.2, label='failed',
-                   transform=panel.get_xaxis_transform())  # fmt: skip
+def _view(means: Sequence[float], direction: str) -> tuple[float, float]:
+    """The range of a metric that is worth its room: what is far worse than the others is left out of it.
+
+    Far is three times the distance of the quartiles behind the worse of them (Tukey 1977).
+    """
+    first, third = np.quantile(means, (0.25, 0.75))
+    sign = 1.0 if direction == 'min' else -1.0
+    fence = (third if direction == 'min' else first) + sign * 3 * (third - first)
+    seen = [mean for mean in means if sign * mean <= sign * fence]
+    return min(seen), max(seen)
+
+
+def _padded(low: float, high: float) -> tuple[float, float]:
+    room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - room, high + room
+
+
+def _with_errors(
+    panel: Axes, points: Sequence[tuple[float, float, float | None]], line: str, colour: str, label: str
+) -> None:
+    """Points (place, mean, standard error), joined from the left to the right if `line`."""
+    points = sorted(points, key=lambda point: point[0])
+    if not points:
+        return
+    panel.plot([point[0] for point in points], [point[1] for point in points], f'o{line}', color=colour, markersize=3.5,
+               linewidth=1.1, label=label)  # fmt: skip
+    several = [point for point in points if point[2] is not None]
+    if several:
+        panel.errorbar(*np.array(several).T, fmt='none', ecolor=colour, elinewidth=0.9, capsize=2)
 
 
 def _best_at_each(panel: Axes, groups: Sequence[Mapping], key: str, along: Scale, direction: str) -> None:
@@ -176,8 +232,8 @@ def _best_at_each(panel: Axes, groups: Sequence[Mapping], key: str, along: Scale
             at = along.place(group['values'][key])
             best[at] = choose(best.get(at, group['mean']), group['mean'])
     line = '' if along.kind == 'category' else '-'
-    panel.plot(*np.array(sorted(best.items())).T, f'o{line}', color=COLOURS[0], markersize=4, linewidth=1.4,
-               label='best at each value', zorder=3)
+    panel.plot(*np.array(sorted(best.items())).T, f'o{line}', color=COLOURS[0], markersize=4.5, linewidth=1.4,
+               label='best at each value', zorder=3)  # fmt: skip
 
 
 def parallel(
@@ -185,7 +241,8 @@ def parallel(
 ) -> Figure:
     """Parallel coordinates: an axis a key and one for the metric, a line a group, the darker the better.
 
-    A group of which no point is done and one has failed is dashed and ends before the metric.
+    A group of which no point is done and one has failed is dashed and ends before the metric; one that is far off the
+    others ends at the end of that axis.
     """
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
@@ -194,7 +251,8 @@ def parallel(
     done = [index for index in drawn if groups[index]['mean'] is not None]
     done.sort(key=lambda index: groups[index]['mean'], reverse=direction == 'min')
     scales = [scale([groups[index]['values'][key] for index in drawn], few=10) for key in keys]
-    scales.append(scale([groups[index]['mean'] for index in done], few=1))
+    low, high = _view([groups[index]['mean'] for index in done], direction)
+    scales.append(scale([low, high], few=1))
     figure = Figure(figsize=(max(3.6, 1.55 * len(scales) + 0.6), 3.1), facecolor='white', layout='constrained')
     axes = figure.subplots()
     for at, (each, name) in enumerate(zip(scales, [*keys.values(), metric], strict=True)):
@@ -203,14 +261,16 @@ def parallel(
     for index in drawn:
         values = [groups[index]['values'][key] for key in keys]
         if index in done:
-            values.append(groups[index]['mean'])
             rank = done.index(index) / max(1, len(done) - 1)
             style = {'color': shades(rank), 'linewidth': 1, 'zorder': 2 + rank}
             if index == best:
                 style = {'color': BEST, 'linewidth': 2, 'zorder': 4, 'label': 'best'}
         else:
             style = {'color': FAILED, 'linewidth': 0.9, 'linestyle': (0, (3, 2)), 'alpha': 0.7, 'label': 'failed'}
-        axes.plot([each.height(each.place(value)) for each, value in zip(scales, values, strict=False)], **style)
+        heights = [each.height(each.place(value)) for each, value in zip(scales, values, strict=False)]
+        if index in done:
+            heights.append(scales[-1].height(min(max(groups[index]['mean'], low), high)))
+        axes.plot(heights, **style)
     axes.set(xlim=(-0.15, len(keys) + 0.15), ylim=(-0.06, 1.06))
     axes.axis('off')
     _named(axes, [axes], loc='upper right', bbox_to_anchor=(1, 0), ncols=2)
@@ -246,15 +306,14 @@ def sensitivity(lines: Sequence[Mapping]) -> Figure:
     for index, line in enumerate(lines):
         colour, style = COLOURS[index % NAMED], ('-', '--', ':')[index // NAMED % 3]
         number = 'not known yet' if line['sensitivity'] is None else f'{line["sensitivity"]:.3f}'
-        axes.errorbar(line['rates'], line['losses'], [error or 0.0 for error in line['errors']], color=colour,
-                      fmt=f'o{style}', markersize=3.5, linewidth=1.2, elinewidth=0.9, capsize=2,
-                      label=': '.join(filter(None, [plain(line['label']), number])))  # fmt: skip
+        points = list(zip(line['rates'], line['losses'], line['errors'], strict=True))
+        _with_errors(axes, points, style, colour, ': '.join(filter(None, [plain(line['label']), number])))
         capped = [at for at, each in enumerate(line['capped']) if each]
         axes.plot([line['rates'][at] for at in capped], [line['losses'][at] for at in capped], 'o', color=colour,
                   markersize=5, markerfacecolor='white', zorder=3)  # fmt: skip
     if any(any(line['capped']) for line in lines):
         axes.plot([], [], 'o', color=QUIET, markersize=5, markerfacecolor='white', label='no better than untrained')
-    legend(axes, title='sensitivity',
+    legend(axes, title='sensitivity', alignment='left',
            **({'loc': 'center left', 'bbox_to_anchor': (1, 0.5)} if len(lines) > 4 else {}))  # fmt: skip
     return figure
 
@@ -264,12 +323,20 @@ def _panels(count: int, across: int) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
     columns, rows = min(count, across), math.ceil(count / across)
-    figure = Figure(figsize=(3.9 * columns if columns > 1 else 4.6, 2.8 * rows), facecolor='white',
+    figure = Figure(figsize=(3.9 * columns if columns > 1 else 4.6, 3.0 * rows), facecolor='white',
                     layout='constrained')  # fmt: skip
     every = list(figure.subplots(rows, columns, squeeze=False).flat)
     for spare in every[count:]:
         spare.remove()
     return figure, every[:count]
+
+
+def _below(panel: Axes, title: str) -> None:
+    """The legend of a panel under it, where it hides nothing."""
+    longest = max(map(len, panel.get_legend_handles_labels()[1]), default=0)
+    columns = max(1, min(4, 48 // (longest + 7)))
+    _named(panel, [panel], title=title, alignment='left', loc='upper left', bbox_to_anchor=(-0.02, -0.09),
+           ncols=columns, columnspacing=1.2)  # fmt: skip
 
 
 def _fit(axes: Axes, along: Scale) -> None:
@@ -290,7 +357,7 @@ def _colour(groups: Sequence[Mapping], index: int, best: int | None) -> tuple[st
     """Colour and name of a group's curves."""
     if len(groups) <= NAMED:
         return COLOURS[index], plain(groups[index]['label'])
-    return (BEST, 'best: ' + plain(groups[index]['label'])) if index == best else (FAINT, 'others')
+    return (BEST, 'best') if index == best else (FAINT, 'others')
 
 
 def _named(panel: Axes, axes: Sequence[Axes], **place: Any) -> None:
@@ -298,4 +365,3 @@ def _named(panel: Axes, axes: Sequence[Axes], **place: Any) -> None:
     found = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
     if found:
         legend(panel, handles=list(found.values()), labels=list(found), **place)
-        panel.get_legend().set_in_layout(False)  # a long name must not squeeze the panel

@@ -16,6 +16,7 @@ from attnlab.sweeps import seeds
 from attnlab.sweeps.outcome import Row, Sweep
 
 WIDTH = 120
+_FIRST = {'task': 0, 'name': 0, 'seed': 1}
 
 _FUNCTION = '''
 
@@ -58,7 +59,7 @@ def write(sweep: Sweep, path: str | os.PathLike) -> Row:
 def _text(sweep: Sweep, group: seeds.Group, path: Path) -> str:
     row = group.done[0]
     config = configs.read(row.run / 'config.json')
-    fields = ''.join(f'    config{_member(key)} = {_literal(value)}\n' for key, value in config.items())
+    fields = ''.join(f'    config{_member(key)} = {_literal(value)}\n' for key, value in _ordered(config))
     return f'"""{_docstring(sweep, group, path)}"""{_FUNCTION}{fields}    return config\n'
 
 
@@ -83,10 +84,15 @@ def _literal(value: Any, indent: str = '    ') -> str:
         return repr(value)
     if not len(value):
         return 'dict()'
-    inner = [(key, _literal(each, indent + '    ')) for key, each in value.items()]
+    inner = [(key, _literal(each, indent + '    ')) for key, each in _ordered(value)]
     if not all(map(_word, value)):
         return '{\n' + ''.join(f'{indent}    {key!r}: {text},\n' for key, text in inner) + f'{indent}}}'
     return 'dict(\n' + ''.join(f'{indent}    {key}={text},\n' for key, text in inner) + f'{indent})'
+
+
+def _ordered(section: ConfigDict) -> list[tuple[str, Any]]:
+    """Fields by their names (a config keeps no order): what says which kind of thing it is first, sections last."""
+    return sorted(section.items(), key=lambda field: (_FIRST.get(field[0], 9), isinstance(field[1], ConfigDict)))
 
 
 def _word(key: str) -> bool:

@@ -311,10 +311,11 @@ def _run(
             if not math.isfinite(values[key]) and values.get('loss_scale', 1.0) <= precision.LOWEST:
                 raise RunError(f'step {step}: the {key} is {values[key]}; {explain(step)}')
         clock.count(values.pop('weight'), shape)
-        if step % durations.log == 0:
+        if step % durations.log == 0 or step == 1:  # the loss of the first is that before anything is learned
             # Of a step that was skipped, what is not finite is left out.
             told = {key: value for key, value in values.items() if math.isfinite(value) or 'skipped' not in values}
             write(step, 'train', told)
+        if step % durations.log == 0:
             write(step, 'speed', clock.rates())
         advance(step, {'loss': values['loss']} | scores)
 

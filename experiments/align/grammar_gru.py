@@ -3,12 +3,17 @@
 attnlab train --config=experiments/align/grammar_gru.py --workdir=runs/grammar
 attnlab train --config=experiments/align/grammar_gru.py:fixed --workdir=runs/grammar_fixed
 attnlab eval --workdir=runs/grammar --split=test
+attnlab sweep --config=experiments/align/grammar_gru.py --sweep=scores,seeds --workdir=sweeps/scores --workers=2
 
 Two cores of an AMD EPYC, seed 0, 500 test sentences: attention BLEU 97.3, AER 0.051; fixed BLEU 58.3.  `make demo`,
 which trains and scores both, takes 4 min 3 s.
 """
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
+
+from attnlab.sweeps import Overrides, grid
 
 SCORES = {'': 'additive', 'dot': 'dot', 'fixed': 'none'}
 
@@ -64,3 +69,13 @@ def get_config(arg: str = '') -> ConfigDict:
     )
     config.decode = dict(beams=1, length_penalty=0.0)  # 1: greedy
     return config
+
+
+def sweep_scores() -> Iterator[Overrides]:
+    """The three ways to score a source word, none being one fixed context vector."""
+    return grid({'model.attention': ('additive', 'dot', 'none')})
+
+
+def sweep_seeds() -> Iterator[Overrides]:
+    """Three, to go with the scores: --sweep=scores,seeds."""
+    return grid({'seed': range(3)})

@@ -37,7 +37,7 @@ def sweep(folder, points, metric='loss', direction='min', config='experiments/a.
     for at, each in enumerate(points):
         place = folder / 'points' / f'p{at}'
         if each['status'] == 'running':
-            write(place / 'running.json', {'host': 'here', 'pid': 1, 'started': time.time()})
+            write(place / 'running.json', {'running': True, 'host': 'a', 'pid': 1, 'started': time.time(), 'seconds': 0.0})
         elif each['status'] != 'waiting':
             keys = ('status', 'value', 'step', 'seconds', 'reason')
             write(place / 'outcome.json', {'metric': metric, 'direction': direction} | {key: each[key] for key in keys})

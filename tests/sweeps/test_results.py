@@ -1,0 +1,190 @@
+"""What came of a sweep, from directories made by hand: statuses, groups, the best, tables."""
+
+import csv
+import re
+
+import pytest
+
+from attnlab.errors import UserError
+from attnlab.sweeps import outcome, results, seeds
+from tests.sweeps import made
+from tests.sweeps.made import DIVERGED, point, train, valid
+
+RATE, ORDER = 'optimizer.learning_rate', 'model.order'
+
+
+def read(folder, *points, **more):
+    return outcome.read(made.sweep(folder, points, **more))
+
+
+def every_status(folder, **more):
+    return read(
+        folder,
+        point({RATE: 0.001, ORDER: 'a/b c'}, value=2.5, step=30, seconds=61.4, metrics=train(4.0)),
+        point({RATE: 1e-05, ORDER: 'pre'}, 'failed', reason=DIVERGED, metrics=train(4.0)),
+        point({RATE: 0.003, ORDER: 'pre'}, 'pruned', value=1.0, step=10, metrics=train(4.0)),
+        point({RATE: 0.003, ORDER: 'post'}, 'running', metrics=train(4.0)),
+        point({RATE: 0.001, ORDER: 'post'}, 'waiting'),
+        **more,
+    )
+
+
+def seeded(folder, numbers, **more):
+    """A point a number, of groups 'a', 'b', ... of three seeds each; None where one failed."""
+    points = [
+        point({ORDER: 'abcdef'[at // 3], 'seed': at % 3}, 'done' if number is not None else 'failed', value=number)
+        for at, number in enumerate(numbers)
+    ]
+    return read(folder, *points, **more)
+
+
+def best_of(sweep):
+    groups = seeds.groups(sweep)
+    return None if (at := seeds.best(sweep, groups)) is None else groups[at].rows[0].number
+
+
+def test_a_csv_has_a_line_a_point_with_all_that_is_known_of_it(tmp_path):
+    path = results.write_table(every_status(tmp_path))
+    assert path == tmp_path / 'table.csv'
+    with path.open(newline='') as file:
+        lines = list(csv.reader(file))
+    assert lines == [
+        ['number', 'status', RATE, ORDER, 'best_loss', 'best_step', 'seconds', 'reason'],
+        ['0', 'done', '0.001', 'a/b c', '2.5', '30', '61.4', ''],
+        ['1', 'failed', '1e-05', 'pre', '', '', '10.0', DIVERGED],
+        ['2', 'pruned', '0.003', 'pre', '1.0', '10', '10.0', ''],
+        ['3', 'running', '0.003', 'post', '', '', '', ''],
+        ['4', 'waiting', '0.001', 'post', '', '', '', ''],
+    ]
+    assert [each.name for each in tmp_path.iterdir() if each.is_file()].count('table.csv') == 1
+    assert not list(tmp_path.glob('*.partial'))
+
+
+def test_the_screen_shows_every_point_its_reason_and_the_best(tmp_path, capsys):
+    results.show(every_status(tmp_path), width=160)
+    lines = [re.sub(r' +', ' ', line).strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == 'point status learning_rate order best loss step time reason'
+    assert lines[1] == '0 done 0.001 a/b c 2.5000 30 1:01'
+    assert lines[2].startswith('1 failed 1e-5 pre – 10 s step 7: the loss is nan;')
+    assert '2 pruned 0.003 pre 1.0000 10 10 s' in lines
+    assert '3 running 0.003 post –' in lines
+    assert '4 waiting 0.001 post –' in lines
+    assert lines[-1] == 'best loss: 2.5000, learning_rate=0.001, order=a/b c'
+    assert not any('standard error' in line for line in lines)
+
+
+def test_seeds_are_one_row_with_mean_standard_error_and_number(tmp_path, capsys):
+    results.show(seeded(tmp_path, [1.0, 2.0, 6.0, 2.0, 2.5, 3.0], metric='bleu', direction='max'), width=160)
+    lines = [re.sub(r' +', ' ', line).strip() for line in capsys.readouterr().out.splitlines()]
+    # 1, 2, 6: mean 3, deviation sqrt((4 + 1 + 9) / 2) = sqrt(7), divided by sqrt(3): 1.5275.
+    assert 'a 3.0000 1.5275 3 of 3' in lines
+    assert 'b 2.5000 0.2887 3 of 3' in lines
+    assert lines[-1] == 'best bleu: 3.0000 ± 1.5275 (standard error of 3 seeds), order=a'
+
+
+def test_text_of_a_user_is_no_markup(tmp_path, capsys):
+    sweep = read(tmp_path, point({ORDER: '[bold]x'}, 'failed', reason='[red]no'), point({ORDER: '[/]'}, value=1.0))
+    results.show(sweep, width=120)
+    said = capsys.readouterr().out
+    assert '[bold]x' in said and '[red]no' in said and '[/]' in said
+
+
+def test_where_there_is_no_terminal_nothing_is_cut_off(tmp_path, capsys):
+    long = {f'model.a_key_with_a_long_name_{at}': (0, 1) for at in range(5)}
+    points = [point({key: values[at] for key, values in long.items()}, value=1.0) for at in (0, 1)]
+    results.show(read(tmp_path, *points))
+    said = capsys.readouterr().out
+    assert '…' not in said
+    assert len([line for line in said.splitlines() if line.strip()]) == 4
+
+
+@pytest.mark.parametrize(('numbers', 'direction', 'winner'), [
+    ([1.0, 1.2, 1.1, 0.9, 1.9, 1.9], 'min', 0),  # the least number is in the other group
+    ([1.0, 1.2, 1.1, 0.9, 1.9, 1.9], 'max', 3),
+    ([2.0, 1.0, 3.0, 3.0, 2.0, 1.0], 'min', 0),  # of equals the first
+    ([2.0, 1.0, 3.0, 3.0, 2.0, 1.0], 'max', 0),
+    ([0.1, 0.1, None, 1.0, 1.0, 1.0], 'min', 3),  # what failed with one seed does not win by the others
+    ([None, 2.0, 2.0, 1.0, None, 1.0], 'min', 3),  # unless all did
+    ([None] * 6, 'min', None),
+])  # fmt: skip
+def test_the_best_group_is_that_of_the_best_mean(tmp_path, numbers, direction, winner):
+    assert best_of(seeded(tmp_path, numbers, direction=direction)) == winner
+
+
+def test_what_is_pruned_or_has_no_score_is_not_the_best(tmp_path):
+    sweep = read(
+        tmp_path,
+        point({RATE: 0.1}, 'pruned', value=0.1, step=3), point({RATE: 0.2}, value=None),
+        point({RATE: 0.3}, value=1.0), point({RATE: 0.4}, 'running'),
+    )  # fmt: skip
+    assert best_of(sweep) == 2
+
+
+def test_a_sweep_that_has_not_begun_has_a_table_and_no_best(tmp_path, capsys):
+    sweep = read(tmp_path, point({RATE: 0.1}, 'waiting'), point({RATE: 0.2}, 'waiting'))
+    assert best_of(sweep) is None
+    results.show(sweep)
+    assert 'best score' in capsys.readouterr().out
+    assert results.write_table(sweep).read_text().splitlines()[1:] == ['0,waiting,0.1,,,,', '1,waiting,0.2,,,,']
+
+
+def test_only_what_varies_is_shown_and_a_type_is_a_difference(tmp_path):
+    sweep = read(tmp_path, point({ORDER: 'pre', 'a': 1, 'b': True}), point({ORDER: 'pre', 'a': 1.0, 'b': True}))
+    assert [list(each) for each in seeds.values(sweep).values()] == [['a'], ['a']]
+
+
+def test_what_a_point_does_not_override_is_what_its_config_says(tmp_path):
+    """As in chained sweeps; the groups of two points that come to the same are one."""
+    sweep = read(
+        tmp_path,
+        point({'model.layers': 4, 'seed': 1}, value=2.0, metrics=[]),
+        point({ORDER: 'post'}, value=1.0, metrics=[]),
+        point({'model.layers': 4}, value=4.0, metrics=[]),
+        point({'model.layers': 8}, 'waiting'),
+    )
+    assert list(seeds.values(sweep).values()) == [
+        {'model.layers': 4, 'seed': 1, ORDER: 'pre'}, {'model.layers': 2, 'seed': 0, ORDER: 'post'},
+        {'model.layers': 4, 'seed': 0, ORDER: 'pre'}, {'model.layers': 8, 'seed': None, ORDER: None},
+    ]  # fmt: skip
+    groups = seeds.groups(sweep)
+    assert [[row.number for row in group.rows] for group in groups] == [[0, 2], [1], [3]]
+    assert [group.mean for group in groups] == [3.0, 1.0, None]
+
+
+def test_last_parts_of_keys_name_them_where_these_are_their_own():
+    assert seeds.named({'a.b.c': 1, 'a.d': 2}) == {'c': 1, 'd': 2}
+    assert seeds.named({'a.c': 1, 'b.c': 2, 'b.d': 3}) == {'a.c': 1, 'b.c': 2, 'd': 3}
+
+
+def test_values_are_written_as_the_command_line_takes_them(tmp_path):
+    sweep = read(tmp_path, point({'a': [16, 8], 'b': True, 'c': 0.1 + 0.2}), point({'a': [1], 'b': False, 'c': 1.0}))
+    lines = results.write_table(sweep).read_text().splitlines()
+    assert lines[1].startswith('0,done,"16,8",true,0.30000000000000004,')
+    assert lines[2].startswith('1,done,1,false,1.0,')
+
+
+def test_a_directory_without_a_sweep_is_refused(tmp_path):
+    with pytest.raises(UserError, match='holds no sweep'):
+        results.report(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_page_is_of_the_directory_as_it_stands(tmp_path):
+    every_status(tmp_path / 'my sweep', overrides=[['train.duration', '30 steps']], names=['rates', 'orders'])
+    path = results.report(tmp_path / 'my sweep')
+    assert path == tmp_path / 'my sweep' / 'report.html'
+    markup = path.read_text('utf-8')
+    for text in ('<h1>my sweep</h1>', 'experiments/a.py · rates, orders · train.duration=30 steps',
+                 '1 done, 1 running, 1 waiting, 1 failed, 1 pruned.', 'a/b c', DIVERGED):  # fmt: skip
+        assert text in markup, text
+    assert (path.parent / 'table.csv').exists()
+
+
+def test_the_numbers_of_the_page_are_those_of_the_runs(tmp_path):
+    records = [*train(4.0, 3.0), valid(2, loss=2.5)]
+    data = results.plain(read(tmp_path, point({RATE: 0.1}, value=2.5, step=2, metrics=records), point({RATE: 0.2})))
+    assert data['points'][0]['records'] == records and data['points'][1]['records'] == []
+    assert data['keys'] == {RATE: 'learning_rate'}
+    assert data['winner']['number'] == 0
+    assert data['winner']['config']['optimizer'] == {'learning_rate': 0.1, 'warmup': '100 steps'}
+    assert [group['values'] for group in data['groups']] == [{RATE: 0.1}, {RATE: 0.2}]

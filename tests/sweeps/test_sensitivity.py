@@ -1,0 +1,88 @@
+"""The learning-rate sensitivity, against numbers made by hand."""
+
+import numpy as np
+import pytest
+
+from attnlab.errors import RunError
+from attnlab.sweeps import outcome, seeds, sensitivity
+from attnlab.train import loop, metrics
+from tests.sweeps import made
+from tests.sweeps.made import DIVERGED, point, train, valid
+from tests.train.test_loop import config, make_task
+
+RATE, ORDER = sensitivity.RATE, 'model.order'
+
+
+def lines(folder, *points):
+    sweep = outcome.read(made.sweep(folder, points))
+    return sensitivity.lines(seeds.groups(sweep), {row.number: metrics.read(row.run) for row in sweep.rows})
+
+
+def run(rate, final, start=4.0, before=0.5, **more):
+    """Its best evaluation is not the last one, which is what counts."""
+    records = [*train(start, 3.0), valid(5, loss=before), valid(9, loss=final)]
+    return point({RATE: rate, **more}, value=before, metrics=records)
+
+
+def test_it_is_the_mean_distance_from_the_best_rate(tmp_path):
+    found = lines(tmp_path, run(0.1, 2.0), run(0.001, 1.5), run(0.01, 1.0))
+    assert found == [{
+        'label': '', 'rates': [0.001, 0.01, 0.1], 'losses': [1.5, 1.0, 2.0], 'errors': [None] * 3,
+        'capped': [False] * 3, 'sensitivity': pytest.approx((0.5 + 0.0 + 1.0) / 3),
+    }]  # fmt: skip
+
+
+def test_no_loss_counts_as_more_than_that_of_initialisation(tmp_path):
+    diverged = point({RATE: 1.0}, 'failed', reason=f'RunError: {DIVERGED}')  # in the first step: it has no record
+    (found,) = lines(tmp_path, run(0.01, 1.0), run(0.1, 70.0), diverged)
+    assert found['losses'] == [1.0, 4.0, 4.0]
+    assert found['capped'] == [False, True, True]
+    assert found['sensitivity'] == pytest.approx((0.0 + 3.0 + 3.0) / 3)
+
+
+def test_a_line_is_a_variant_and_seeds_are_its_mean(tmp_path):
+    numbers = {('pre', 0.1): (1.0, 2.0, 6.0), ('pre', 0.2): (2.0, 2.0, 2.0),
+               ('post', 0.1): (3.0, 3.5, 3.1), ('post', 0.2): (3.0, 90.0, 3.5)}  # fmt: skip
+    points = [run(rate, loss, seed=seed, **{ORDER: order})
+              for (order, rate), losses in numbers.items() for seed, loss in enumerate(losses)]  # fmt: skip
+    pre, post = lines(tmp_path, *points)
+    assert (pre['label'], post['label']) == ('order=pre', 'order=post')
+    assert pre['losses'] == [3.0, 2.0]
+    assert pre['errors'] == pytest.approx([np.sqrt(7 / 3), 0.0])
+    assert post['losses'] == pytest.approx([3.2, 3.5])  # 90 counts as 4
+    assert post['capped'] == [False, True]
+    assert (pre['sensitivity'], post['sensitivity']) == pytest.approx((0.5, 0.15))
+
+
+@pytest.mark.parametrize('other', [
+    point({RATE: 0.2}, 'waiting'),
+    point({RATE: 0.2}, 'running', metrics=[*train(4.0), valid(5, loss=3.0)]),
+    point({RATE: 0.2}, 'pruned', value=3.0, step=5, metrics=[*train(4.0), valid(5, loss=3.0)]),
+    point({RATE: 0.2}, 'failed', reason='no space left on the device', metrics=train(4.0)),
+])  # fmt: skip
+def test_as_long_as_a_rate_has_no_loss_it_is_not_known(tmp_path, other):
+    (found,) = lines(tmp_path, run(0.1, 1.0), other, run(0.3, 2.0))
+    assert found['rates'] == [0.1, 0.3]
+    assert found['sensitivity'] is None
+
+
+def test_without_the_loss_at_initialisation_what_diverged_is_not_known(tmp_path):
+    late = point({RATE: 0.1}, value=1.0, metrics=[{'step': 50, 'split': 'train', 'loss': 2.0}, valid(50, loss=1.0)])
+    (found,) = lines(tmp_path, late, point({RATE: 0.2}, 'failed', reason=DIVERGED))
+    assert found['sensitivity'] is None
+
+
+def test_there_are_none_where_the_rate_does_not_vary_or_nothing_else_is_shared(tmp_path):
+    assert lines(tmp_path / 'a', run(0.1, 1.0, **{ORDER: 'pre'}), run(0.1, 1.0, **{ORDER: 'post'})) == []
+    assert lines(tmp_path / 'b', run(0.1, 1.0, **{ORDER: 'pre'}), run(0.2, 1.0, **{ORDER: 'post'})) == []
+
+
+def test_a_run_says_its_loss_at_initialisation_and_how_it_diverged(tmp_path):
+    """What is read here is what the loop writes."""
+    with pytest.raises(RunError) as error:
+        loop.train(config(learning_rate=1e30, log_every='7 steps', warmup='0 steps'), make_task(), tmp_path)
+    assert sensitivity.DIVERGED.search(str(error.value))
+    first = metrics.read(tmp_path)[0]
+    assert (first['step'], first['split']) == (1, 'train')
+    batch = make_task().batch(0)
+    np.testing.assert_allclose(first['loss'], np.mean(batch['y'] ** 2), rtol=1e-5)  # all parameters are 0

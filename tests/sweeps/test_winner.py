@@ -1,0 +1,114 @@
+"""The file that --best writes."""
+
+import pytest
+
+from attnlab import config as configs
+from attnlab.errors import UserError
+from attnlab.sweeps import outcome, winner
+from tests.sweeps import made
+from tests.sweeps.made import point
+
+RATE = 'optimizer.learning_rate'
+
+
+def write(folder, points, path, **more):
+    return winner.write(outcome.read(made.sweep(folder / 'sweep', points, **more)), path)
+
+
+def test_it_loads_as_exactly_the_config_of_the_best_point(tmp_path):
+    points = [point({RATE: rate, 'data.note': note}, value=value, step=7, metrics=[])
+              for rate, note, value in ((1e-05, 'x', 2.0), (3e-4, 'y', 1.0), (0.1, 'z', 3.0))]  # fmt: skip
+    row = write(tmp_path, points, tmp_path / 'best.py')
+    assert row.number == 1
+    found = configs.load(str(tmp_path / 'best.py'))
+    configs.check_same(found, configs.read(row.run / 'config.json'))
+    assert (found.optimizer.learning_rate, found.data.note) == (3e-4, 'y')
+    assert found.is_locked
+    configs.load(str(tmp_path / 'best.py'), [(RATE, '1')])  # its fields have their types
+
+
+@pytest.mark.parametrize('overrides', [
+    {'data.note': 'quotes \' " \'\'\' """ and \\ and \n and ü'},
+    {'data.shape': [1]}, {'data.shape': []}, {'data.shape': ['a"b', "c'd"]}, {'data.none': None},
+    {'model.tied': False}, {'seed': 2**31}, {'model.inner.rate': 1.0}, {'model.inner.rate': 5e-324},
+    {'model.inner.empty.deep': 1}, {'data.a-b': 1}, {'data.class': 2}, {'lambda.x': 3},
+])  # fmt: skip
+def test_every_kind_of_value_comes_back_as_it_was(tmp_path, overrides):
+    row = write(tmp_path, [point(overrides, value=1.0, metrics=[])], tmp_path / 'best.py')
+    configs.check_same(configs.load(str(tmp_path / 'best.py')), configs.read(row.run / 'config.json'))
+
+
+def test_it_reads_as_an_experiment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    points = [point({RATE: rate, 'seed': seed}, value=value + seed, step=40, metrics=[])
+              for rate, value in ((0.1, 2.0), (0.2, 1.0)) for seed in (0, 1, 2)]  # fmt: skip
+    write(tmp_path, [*points, point({RATE: 0.3, 'seed': 0}, 'failed')], 'best.py',
+          overrides=[['train.duration', '40 steps']], names=['rates', 'seeds'])  # fmt: skip
+    text = (tmp_path / 'best.py').read_text()
+    assert text == '''"""The best of a sweep, rates, seeds of experiments/a.py: loss 2.0000 ± 0.5774 (standard error of 3 seeds).
+
+attnlab train --config=best.py --workdir=runs/best
+
+Point 3 of 7, of which 6 are done; what it sets in that file: train.duration=40 steps, optimizer.learning_rate=0.2,
+seed=0. It is the first of the seeds, its own best loss 1, at step 40.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config(arg: str = '') -> ConfigDict:
+    """It takes no argument."""
+    if arg:
+        raise ValueError(f"the argument is {arg!r}; expected ''")
+    config = ConfigDict()
+    config.task = 'language'
+    config.seed = 0
+    config.data = dict(
+        name='toy',
+        none=None,
+        note='a "b" c',
+        shape=(2, 3),
+    )
+    config.model = dict(
+        layers=2,
+        order='pre',
+        tied=True,
+        inner=dict(
+            rate=0.1,
+            empty=dict(),
+        ),
+    )
+    config.optimizer = dict(
+        learning_rate=0.2,
+        warmup='100 steps',
+    )
+    return config
+'''
+    with pytest.raises(UserError, match="the argument is 'x'; expected ''"):
+        configs.load('best.py:x')
+
+
+def test_of_the_best_seeds_it_is_the_first_and_not_the_luckiest(tmp_path):
+    points = [point({RATE: 0.1, 'seed': seed}, value=value, metrics=[]) for seed, value in enumerate((2.0, 1.0, 3.0))]
+    assert write(tmp_path, points, tmp_path / 'best.py').overrides['seed'] == 0
+
+
+def test_what_cannot_be_written_is_refused_and_nothing_is(tmp_path):
+    done, waiting = [point({}, value=1.0, metrics=[])], [point({}, 'waiting')]
+    (tmp_path / 'mine.py').write_text('mine')
+    for points, name, said in (
+        (done, 'best.txt', r'--best expects the name of an experiment file, FILE.py, got .*best.txt'),
+        (done, 'mine.py', 'mine.py exists already'),
+        (done, 'no/best.py', 'there is no folder'),
+        (waiting, 'best.py', 'no point is done yet'),
+    ):
+        with pytest.raises(UserError, match=said):
+            write(tmp_path, points, tmp_path / name)
+    assert (tmp_path / 'mine.py').read_text() == 'mine'
+    assert {path.name for path in tmp_path.iterdir()} == {'mine.py', 'sweep'}
+
+
+def test_an_experiment_with_an_argument_is_named_whole(tmp_path):
+    write(tmp_path, [point({'seed': 3}, value=1.0, metrics=[])], tmp_path / 'best.py', config='e.py:a"""b\\')
+    assert "e.py:a'''b\\\\" in (tmp_path / 'best.py').read_text()
+    configs.load(str(tmp_path / 'best.py'))
