@@ -78,6 +78,7 @@ def test_arrows_point_down(file):
     ('layers', 'from .. import models'),
     ('layers', 'from ..models.recurrent import Seq2Seq'),
     ('report', 'from attnlab.train import metrics'),
+    ('report', 'from attnlab.sweeps import outcome'),
     ('tasks', 'import attnlab.report.page'),
     ('errors', 'from attnlab import config'),
 ])  # fmt: skip

@@ -22,7 +22,7 @@ def point(overrides, status='done', value=None, step=None, seconds=None, reason=
 
 
 def train(*losses, every=1):
-    return [{'step': at, 'split': 'train', 'loss': loss} for at, loss in zip(range(1, 999, every), losses, strict=False)]
+    return [{'step': 1 + at * every, 'split': 'train', 'loss': loss} for at, loss in enumerate(losses)]
 
 
 def valid(step, **scores):
@@ -37,7 +37,8 @@ def sweep(folder, points, metric='loss', direction='min', config='experiments/a.
     for at, each in enumerate(points):
         place = folder / 'points' / f'p{at}'
         if each['status'] == 'running':
-            write(place / 'running.json', {'running': True, 'host': 'a', 'pid': 1, 'started': time.time(), 'seconds': 0.0})
+            who = {'running': True, 'host': 'a', 'pid': 1, 'started': time.time(), 'seconds': 0.0}
+            write(place / 'running.json', who)
         elif each['status'] != 'waiting':
             keys = ('status', 'value', 'step', 'seconds', 'reason')
             write(place / 'outcome.json', {'metric': metric, 'direction': direction} | {key: each[key] for key in keys})

@@ -44,8 +44,8 @@ def test_it_reads_as_an_experiment(tmp_path, monkeypatch):
               for rate, value in ((0.1, 2.0), (0.2, 1.0)) for seed in (0, 1, 2)]  # fmt: skip
     write(tmp_path, [*points, point({RATE: 0.3, 'seed': 0}, 'failed')], 'best.py',
           overrides=[['train.duration', '40 steps']], names=['rates', 'seeds'])  # fmt: skip
-    text = (tmp_path / 'best.py').read_text()
-    assert text == '''"""The best of a sweep, rates, seeds of experiments/a.py: loss 2.0000 ± 0.5774 (standard error of 3 seeds).
+    assert (tmp_path / 'best.py').read_text() == '''\
+"""The best of a sweep, rates, seeds of experiments/a.py: loss 2.0000 ± 0.5774 (standard error of 3 seeds).
 
 attnlab train --config=best.py --workdir=runs/best
 
@@ -96,16 +96,16 @@ def test_of_the_best_seeds_it_is_the_first_and_not_the_luckiest(tmp_path):
 def test_what_cannot_be_written_is_refused_and_nothing_is(tmp_path):
     done, waiting = [point({}, value=1.0, metrics=[])], [point({}, 'waiting')]
     (tmp_path / 'mine.py').write_text('mine')
-    for points, name, said in (
+    for at, (points, name, said) in enumerate((
         (done, 'best.txt', r'--best expects the name of an experiment file, FILE.py, got .*best.txt'),
         (done, 'mine.py', 'mine.py exists already'),
         (done, 'no/best.py', 'there is no folder'),
         (waiting, 'best.py', 'no point is done yet'),
-    ):
+    )):  # fmt: skip
         with pytest.raises(UserError, match=said):
-            write(tmp_path, points, tmp_path / name)
+            write(tmp_path / f'{at}', points, tmp_path / name)
     assert (tmp_path / 'mine.py').read_text() == 'mine'
-    assert {path.name for path in tmp_path.iterdir()} == {'mine.py', 'sweep'}
+    assert {path.name for path in tmp_path.iterdir()} == {'mine.py', '0', '1', '2', '3'}
 
 
 def test_an_experiment_with_an_argument_is_named_whole(tmp_path):
