@@ -31,8 +31,10 @@ def write(path: str | Path, title: str, found: Mapping[str, Any]) -> Path:
     if found['winner']:
         sections.append(page.section('Best', *_best(found)))
     if found['sensitivity']:
-        text = ('Mean distance of the loss from its best over the learning rates; no loss counts as more than that of '
-                'initialisation (Wortsman et al. 2023, section 2.2).')
+        text = (
+            'Mean distance of the loss from its best over the learning rates; no loss counts as more than that of '
+            'initialisation (Wortsman et al. 2023, section 2.2).'
+        )
         picture = page.image(figures.sensitivity(found['sensitivity']), 'Final loss against the learning rate')
         sections.append(page.section('Sensitivity to the learning rate', page.paragraph(text, quiet=True), picture))
     sections += _pictures(found)

@@ -58,8 +58,11 @@ def scale(values: Sequence[Any], few: int = MANY) -> Scale:
     """
     distinct = list({repr(value): value for value in values}.values())
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct):
-        return Scale('category', {repr(value): float(at) for at, value in enumerate(distinct)},
-                     [(float(at), plain(shown(value))) for at, value in enumerate(distinct)])
+        return Scale(
+            'category',
+            {repr(value): float(at) for at, value in enumerate(distinct)},
+            [(float(at), plain(shown(value))) for at, value in enumerate(distinct)],
+        )
     distinct.sort()
     wide = _spread_by_factors(distinct)
     if len(distinct) <= few:
@@ -129,8 +132,16 @@ def curves(
         for index, points in lines[split]:
             colour, label = _colour(groups, index, best)
             strong = index == best or len(groups) <= NAMED
-            panel.plot(*points.T, color=colour, label=label, linewidth=1.2 if strong else 0.7, alpha=0.9,
-                       zorder=3 if index == best else 2, marker='o' if split == 'valid' else '', markersize=2)
+            panel.plot(
+                *points.T,
+                color=colour,
+                label=label,
+                linewidth=1.2 if strong else 0.7,
+                alpha=0.9,
+                zorder=3 if index == best else 2,
+                marker='o' if split == 'valid' else '',
+                markersize=2,
+            )
         if key == 'loss' and lines['train'] and lines[split]:
             start = statistics.median(points[0, 1] for _, points in lines['train'])
             every = np.concatenate([points[:, 1] for _, points in lines[split]])

@@ -44,7 +44,9 @@ def test_it_reads_as_an_experiment(tmp_path, monkeypatch):
               for rate, value in ((0.1, 2.0), (0.2, 1.0)) for seed in (0, 1, 2)]  # fmt: skip
     write(tmp_path, [*points, point({RATE: 0.3, 'seed': 0}, 'failed')], 'best.py',
           overrides=[['train.duration', '40 steps']], names=['rates', 'seeds'])  # fmt: skip
-    assert (tmp_path / 'best.py').read_text() == '''\
+    assert (
+        (tmp_path / 'best.py').read_text()
+        == '''\
 """The best of a sweep, rates, seeds of experiments/a.py: loss 2.0000 ± 0.5774 (standard error of 3 seeds).
 
 attnlab train --config=best.py --workdir=runs/best
@@ -84,6 +86,7 @@ def get_config(arg: str = '') -> ConfigDict:
     )
     return config
 '''
+    )
     with pytest.raises(UserError, match="the argument is 'x'; expected ''"):
         configs.load('best.py:x')
 
