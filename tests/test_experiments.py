@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from attnlab import config as configs
 from attnlab.data.images import CLASSES, LAYOUTS
+from attnlab.sweeps import points
 from attnlab.train import run
 from tests.tasks.conftest import TINY
 
@@ -125,3 +126,17 @@ def test_an_argument_that_is_none_is_refused(experiment):
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
 def test_the_docstring_opens_with_what_it_is_and_its_command(experiment):
     assert f'attnlab train --config={experiment}' in Path(experiment).read_text('utf-8').split('"""')[1]
+
+
+SWEEPS = {
+    'experiments/language/shakespeare_char.py': dict(rates=7, orders=3, heads=5, sizes=12, experts=5, seeds=3),
+    'experiments/align/grammar_gru.py': dict(scores=3, seeds=3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('experiment', EXPERIMENTS)
+def test_every_point_of_its_sweeps_can_be_trained(experiment):
+    """Each sweep by itself, checked as the command checks it: types, model, optimizer, no point twice."""
+    found = {name: len(points.plan(experiment, (), [name], {}).points)
+             for name in configs.functions(experiment, 'sweep_')}  # fmt: skip
+    assert found == SWEEPS.get(experiment, {})

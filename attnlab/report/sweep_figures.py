@@ -162,7 +162,7 @@ def against(
     """
     figure, axes = _panels(len(keys), 3)
     chosen = None if best is None else groups[best]
-    groups = [group for group in groups if group['mean'] is not None or group['failed']]
+    groups = [group for group in groups if _drawn(group, keys)]
     low, high = _view([group['mean'] for group in groups if group['mean'] is not None], direction)
     bottom, top = _padded(low, high)
     if any(group['mean'] is None or not low <= group['mean'] <= high for group in groups):  # room for their crosses
@@ -202,6 +202,11 @@ def against(
         _below(panel, plain(others) if few else '')
     axes[0].set_ylabel(plain(metric), fontsize=8, color=QUIET, fontfamily=FONT)
     return figure
+
+
+def _drawn(group: Mapping, keys: Mapping[str, str]) -> bool:
+    """What has a mean, and what failed, unless it did so before all of its values were known."""
+    return group['mean'] is not None or (group['failed'] and all(group['values'][key] is not None for key in keys))
 
 
 def _view(means: Sequence[float], direction: str) -> tuple[float, float]:
@@ -258,7 +263,7 @@ def parallel(
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
-    drawn = [index for index, group in enumerate(groups) if group['mean'] is not None or group['failed']]
+    drawn = [index for index, group in enumerate(groups) if _drawn(group, keys)]
     done = [index for index in drawn if groups[index]['mean'] is not None]
     done.sort(key=lambda index: groups[index]['mean'], reverse=direction == 'min')
     scales = [scale([groups[index]['values'][key] for index in drawn], few=10) for key in keys]

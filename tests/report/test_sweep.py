@@ -168,6 +168,14 @@ def test_parallel_coordinates_go_through_every_value():
     assert 'other' not in texts
 
 
+def test_what_failed_before_its_values_were_known_is_on_no_axis():
+    groups = [*swept([3.0, 2.5, 2.0, 1.0, 1.5, 1.2]), group(dict.fromkeys(KEYS), failed=True)]
+    rate, order = figures.against(groups, KEYS, 'loss', 'min', 3).axes
+    assert rate.get_xscale() == 'log' and ticks(order) == ['pre', 'post']
+    (axes,) = figures.parallel(groups, KEYS, 'loss', 'min', 3).axes
+    assert 'failed' not in lines(axes)
+
+
 @pytest.mark.parametrize('direction', ['min', 'max'])
 def test_the_better_a_line_the_darker(direction):
     groups = swept([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
