@@ -9,6 +9,7 @@ from typing import Any
 
 from attnlab.report import page
 from attnlab.report import sweep_figures as figures
+from attnlab.report.values import described, shown
 
 MARKS = {'done': '✓', 'running': '…', 'waiting': '·', 'failed': '✗', 'pruned': '✂'}
 
@@ -64,7 +65,7 @@ def _head(found: Mapping) -> str:
 
 def _best(found: Mapping) -> list[str]:
     group, winner = found['groups'][found['best']], found['winner']
-    what = figures.described({found['keys'][key]: value for key, value in group['values'].items()}) or 'the only one'
+    what = described({found['keys'][key]: value for key, value in group['values'].items()}) or 'the only one'
     lines = [f'{what}: {found["metric"]} {spread(group["mean"], group["error"], group["done"])}.']
     if group['of'] > 1:
         lines.append(f'The config is that of point {winner["number"]}, the first of its seeds.')
@@ -107,7 +108,7 @@ def _points(found: Mapping) -> str:
 
 
 def _cells(values: Mapping[str, Any], keys: Mapping[str, str]) -> list[str]:
-    return ['' if values[key] is None else figures.shown(values[key]) for key in keys]
+    return ['' if values[key] is None else shown(values[key]) for key in keys]
 
 
 def number(value: float | None) -> str:

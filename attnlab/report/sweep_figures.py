@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnlab.report.figures import COLOURS, calm, legend, points_of
+from attnlab.report.values import MANY, Scale, cropped, plain, scale, shown
 from attnlab.tasks.heatmap import FONT, GRID, INK, QUIET
 
 if TYPE_CHECKING:
@@ -26,87 +27,6 @@ if TYPE_CHECKING:
 BEST, FAINT, FAILED = '#c8693a', '#9db4cb', '#b3261e'
 SHADES = ('#cfdbe7', '#1f5a92')  # from the worst to the best
 NAMED = len(COLOURS)  # groups that can have a colour and a name each
-MANY = 8  # values of a key from which on each is seen once or twice, as in a random search
-LABEL = 40
-
-
-class Scale(NamedTuple):
-    """Where the values of a key stand on an axis.
-
-    kind: 'category', 'linear' or 'log'.  places: repr of a value -> its place; of numbers, themselves.
-    ticks: (place, label), at the values themselves where these are few.
-    """
-
-    kind: str
-    places: dict[str, float]
-    ticks: list[tuple[float, str]]
-
-    def place(self, value: Any) -> float:
-        return self.places[repr(value)]
-
-    def height(self, place: float) -> float:
-        """From 0 at the least value to 1 at the largest; one half where there is but one."""
-        turned = math.log if self.kind == 'log' else float
-        low, high = turned(min(self.places.values())), turned(max(self.places.values()))
-        return (turned(place) - low) / (high - low) if high > low else 0.5
-
-
-def scale(values: Sequence[Any], few: int = MANY) -> Scale:
-    """Numbers on an axis of numbers, all else as categories.
-
-    few: more values than these are not all ticks.
-    """
-    distinct = list({repr(value): value for value in values}.values())
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct):
-        return Scale(
-            'category',
-            {repr(value): float(at) for at, value in enumerate(distinct)},
-            [(float(at), plain(shown(value))) for at, value in enumerate(distinct)],
-        )
-    distinct.sort()
-    wide = _spread_by_factors(distinct)
-    if len(distinct) <= few:
-        ticks = [(float(value), shown(value)) for value in distinct]
-    elif wide:
-        first, last = (round(math.log10(value)) for value in (distinct[0], distinct[-1]))
-        ticks = [(10.0**power, shown(10.0**power)) for power in range(first, last + 1)]
-    else:
-        from matplotlib.ticker import MaxNLocator
-
-        found = MaxNLocator(5).tick_values(distinct[0], distinct[-1])
-        ticks = [(float(at), shown(float(at))) for at in found if distinct[0] <= at <= distinct[-1]]
-    return Scale('log' if wide else 'linear', {repr(value): float(value) for value in distinct}, ticks)
-
-
-def _spread_by_factors(ordered: Sequence[float]) -> bool:
-    """Whether positive numbers that span a decade, whole ones a factor of 4, lie more evenly by their logarithms."""
-    low, middle, high = ordered[0], statistics.median_low(ordered), ordered[-1]
-    if low <= 0 or high / low < (10 if any(isinstance(number, float) for number in ordered) else 4):
-        return False
-    return abs(math.log(middle / low) / math.log(high / low) - 0.5) <= abs((middle - low) / (high - low) - 0.5)
-
-
-def shown(value: Any) -> str:
-    """A value as the command line takes it, a float in four digits."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case float():
-            return f'{value:.4g}'.replace('e-0', 'e-').replace('e+0', 'e')
-        case tuple():
-            return ','.join(map(shown, value))
-        case _:
-            return str(value)
-
-
-def described(values: Mapping[str, Any]) -> str:
-    """`learning_rate=0.001, order=pre`."""
-    return ', '.join(f'{key}={shown(value)}' for key, value in values.items())
-
-
-def plain(text: str) -> str:
-    """What matplotlib draws as it is, and short enough to be drawn."""
-    return (text if len(text) <= LABEL else text[: LABEL - 1] + '…').replace('$', r'\$')
 
 
 def curves(
@@ -282,7 +202,7 @@ def parallel(
             if index == best:
                 style = {'color': BEST, 'linewidth': 2, 'zorder': 4, 'label': 'best'}
         else:
-            style = {'color': FAILED, 'linewidth': 0.9, 'linestyle': (0, (3, 2)), 'alpha': 0.7, 'label': 'failed'}
+            style = {'color': FAILED, 'linewidth': 0.9, 'linestyle': (0, (3, 2)), 'zorder': 3.5, 'label': 'failed'}
         heights = [each.height(each.place(value)) for each, value in zip(scales, values, strict=False)]
         if index in done:
             heights.append(scales[-1].height(min(max(groups[index]['mean'], low), high)))
@@ -314,7 +234,8 @@ def sensitivity(lines: Sequence[Mapping]) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.4, 3.1), facecolor='white', layout='constrained')
+    beside = len(lines) > 4  # the legend
+    figure = Figure(figsize=(7.6 if beside else 5.4, 3.1), facecolor='white', layout='constrained')
     axes = figure.subplots()
     calm(axes, 'final validation loss')
     _fit(axes, scale([rate for line in lines for rate in line['rates']]))
@@ -330,7 +251,7 @@ def sensitivity(lines: Sequence[Mapping]) -> Figure:
     if any(any(line['capped']) for line in lines):
         axes.plot([], [], 'o', color=QUIET, markersize=5, markerfacecolor='white', label='no better than untrained')
     legend(axes, title='sensitivity', alignment='left',
-           **({'loc': 'center left', 'bbox_to_anchor': (1, 0.5)} if len(lines) > 4 else {}))  # fmt: skip
+           **({'loc': 'center left', 'bbox_to_anchor': (1, 0.5)} if beside else {}))  # fmt: skip
     return figure
 
 
@@ -351,7 +272,8 @@ def _below(panel: Axes, title: str) -> None:
     """The legend of a panel under it, where it hides nothing."""
     longest = max(map(len, panel.get_legend_handles_labels()[1]), default=0)
     columns = max(1, min(4, 48 // (longest + 7)))
-    _named(panel, [panel], title=title, alignment='left', loc='upper left', bbox_to_anchor=(-0.02, -0.09),
+    low = -0.32 if any(label.get_rotation() for label in panel.get_xticklabels()) else -0.09
+    _named(panel, [panel], title=title, alignment='left', loc='upper left', bbox_to_anchor=(-0.02, low),
            ncols=columns, columnspacing=1.2)  # fmt: skip
 
 
@@ -361,9 +283,12 @@ def _fit(axes: Axes, along: Scale) -> None:
 
     axes.set_xscale('log' if along.kind == 'log' else 'linear')
     axes.xaxis.set_minor_locator(NullLocator())
-    crowded = sum(len(label) for _, label in along.ticks) > 34
-    axes.set_xticks([place for place, _ in along.ticks], [label for _, label in along.ticks],
-                    **({'rotation': 30, 'ha': 'right', 'rotation_mode': 'anchor'} if crowded else {}))  # fmt: skip
+    room = 52 // max(1, len(along.ticks))
+    labels = [cropped(label, max(room, 12)) for _, label in along.ticks]
+    turned = (
+        {'rotation': 30, 'ha': 'right', 'rotation_mode': 'anchor'} if max(map(len, labels), default=0) > room else {}
+    )
+    axes.set_xticks([place for place, _ in along.ticks], labels, **turned)
     if along.kind == 'category':
         axes.set_xlim(-0.5, len(along.ticks) - 0.5)
         axes.grid(visible=False, axis='x')

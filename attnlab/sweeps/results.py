@@ -11,7 +11,7 @@ from typing import Any
 
 from attnlab import config as configs
 from attnlab.report import sweep as page
-from attnlab.report.sweep_figures import described, shown
+from attnlab.report.values import described, shown
 from attnlab.sweeps import outcome, seeds, sensitivity
 from attnlab.sweeps.outcome import Sweep
 from attnlab.train import metrics

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.report.sweep_figures import described
+from attnlab.report.values import described
 from attnlab.sweeps.outcome import Row
 from attnlab.sweeps.seeds import Group, mean_and_error, named
 

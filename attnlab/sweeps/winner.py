@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from attnlab import config as configs
 from attnlab.errors import UserError
 from attnlab.report.sweep import spread
-from attnlab.report.sweep_figures import described
+from attnlab.report.values import described
 from attnlab.sweeps import seeds
 from attnlab.sweeps.outcome import Row, Sweep
 

@@ -7,6 +7,7 @@ import pytest
 
 from attnlab.report import sweep
 from attnlab.report import sweep_figures as figures
+from attnlab.report.values import described
 from attnlab.tasks import heatmap
 from tests.report.test_page import outline, pictures
 
@@ -15,7 +16,7 @@ RATES = (1e-4, 1e-3, 1e-2)
 
 
 def group(values, mean=None, error=None, number=0, failed=False):
-    label = figures.described({KEYS.get(key, key): value for key, value in values.items()})
+    label = described({KEYS.get(key, key): value for key, value in values.items()})
     return {'label': label, 'values': values, 'mean': mean, 'error': error, 'numbers': [number], 'failed': failed,
             'done': int(mean is not None), 'of': 1}  # fmt: skip
 
@@ -35,45 +36,6 @@ def lines(axes):
 
 def ticks(axes):
     return [label.get_text() for label in axes.get_xticklabels()]
-
-
-# Axes
-
-
-@pytest.mark.parametrize(('values', 'kind', 'labels'), [
-    (RATES, 'log', ['0.0001', '0.001', '0.01']),
-    ((1e-5, 3e-2), 'log', ['1e-5', '0.03']),
-    ((0.1, 0.2, 0.4), 'linear', ['0.1', '0.2', '0.4']),  # no decade
-    ((0.0, 0.1, 1.0), 'linear', ['0', '0.1', '1']),
-    ((-1.0, 100.0), 'linear', ['-1', '100']),
-    ((8, 1, 2, 4), 'log', ['1', '2', '4', '8']),
-    ((1, 2, 3), 'linear', ['1', '2', '3']),
-    (('pre', 'a/b c', 'pre'), 'category', ['pre', 'a/b c']),
-    ((True, False), 'category', ['true', 'false']),
-    ((1, True), 'category', ['1', 'true']),
-    ((None, 2), 'category', ['None', '2']),
-    (((16, 16), (8, 8)), 'category', ['16,16', '8,8']),
-    (('$x$', 'y' * 50), 'category', [r'\$x\$', 'y' * 39 + '…']),
-])  # fmt: skip
-def test_an_axis_is_as_its_values_ask_for(values, kind, labels):
-    scale = figures.scale(values)
-    assert scale.kind == kind
-    assert [label for _, label in scale.ticks] == labels
-
-
-def test_many_values_have_ticks_between_them():
-    random = np.random.default_rng(0)
-    rates = figures.scale([float(10**power) for power in random.uniform(-5, -1, 50)])
-    assert rates.kind == 'log' and [label for _, label in rates.ticks] == ['1e-5', '0.0001', '0.001', '0.01', '0.1']
-    even = figures.scale([float(rate) for rate in random.uniform(0.001, 0.5, 50)])  # three decades, but not so drawn
-    assert even.kind == 'linear' and [label for _, label in even.ticks] == ['0.1', '0.2', '0.3', '0.4']
-    assert rates.height(min(rates.places.values())) == 0.0 and rates.height(max(rates.places.values())) == 1.0
-
-
-def test_heights_are_even_by_factor_on_a_logarithmic_axis():
-    assert [figures.scale(RATES).height(rate) for rate in RATES] == pytest.approx([0, 0.5, 1])
-    assert [figures.scale((1, 2, 3)).height(value) for value in (1, 2, 3)] == [0, 0.5, 1]
-    assert figures.scale((7,)).height(7) == 0.5
 
 
 # Pictures

@@ -1,0 +1,95 @@
+"""Values of a config's fields: as text, and where they stand on an axis."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+MANY = 8  # values of a key from which on each is seen once or twice, as in a random search
+LABEL = 40
+
+
+class Scale(NamedTuple):
+    """Where the values of a key stand on an axis.
+
+    kind: 'category', 'linear' or 'log'.  places: repr of a value -> its place; of numbers, themselves.
+    ticks: (place, label), at the values themselves where these are few.
+    """
+
+    kind: str
+    places: dict[str, float]
+    ticks: list[tuple[float, str]]
+
+    def place(self, value: Any) -> float:
+        return self.places[repr(value)]
+
+    def height(self, place: float) -> float:
+        """From 0 at the least value to 1 at the largest; one half where there is but one."""
+        turned = math.log if self.kind == 'log' else float
+        low, high = turned(min(self.places.values())), turned(max(self.places.values()))
+        return (turned(place) - low) / (high - low) if high > low else 0.5
+
+
+def scale(values: Sequence[Any], few: int = MANY) -> Scale:
+    """Numbers on an axis of numbers, all else as categories.
+
+    few: more values than these are not all ticks.
+    """
+    distinct = list({repr(value): value for value in values}.values())
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct):
+        return Scale(
+            'category',
+            {repr(value): float(at) for at, value in enumerate(distinct)},
+            [(float(at), plain(shown(value))) for at, value in enumerate(distinct)],
+        )
+    distinct.sort()
+    wide = _spread_by_factors(distinct)
+    if len(distinct) <= few:
+        ticks = [(float(value), shown(value)) for value in distinct]
+    elif wide:
+        first, last = (round(math.log10(value)) for value in (distinct[0], distinct[-1]))
+        ticks = [(10.0**power, shown(10.0**power)) for power in range(first, last + 1)]
+    else:
+        from matplotlib.ticker import MaxNLocator
+
+        found = MaxNLocator(5).tick_values(distinct[0], distinct[-1])
+        ticks = [(float(at), shown(float(at))) for at in found if distinct[0] <= at <= distinct[-1]]
+    return Scale('log' if wide else 'linear', {repr(value): float(value) for value in distinct}, ticks)
+
+
+def _spread_by_factors(ordered: Sequence[float]) -> bool:
+    """Whether positive numbers that span a decade, whole ones a factor of 4, lie more evenly by their logarithms."""
+    low, middle, high = ordered[0], statistics.median_low(ordered), ordered[-1]
+    if low <= 0 or high / low < (10 if any(isinstance(number, float) for number in ordered) else 4):
+        return False
+    return abs(math.log(middle / low) / math.log(high / low) - 0.5) <= abs((middle - low) / (high - low) - 0.5)
+
+
+def shown(value: Any) -> str:
+    """A value as the command line takes it, a float in four digits."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case float():
+            return f'{value:.4g}'.replace('e-0', 'e-').replace('e+0', 'e')
+        case tuple():
+            return ','.join(map(shown, value))
+        case _:
+            return str(value)
+
+
+def described(values: Mapping[str, Any]) -> str:
+    """`learning_rate=0.001, order=pre`."""
+    return ', '.join(f'{key}={shown(value)}' for key, value in values.items())
+
+
+def plain(text: str) -> str:
+    """What matplotlib draws as it is, and short enough to be drawn."""
+    return cropped(text, LABEL).replace('$', r'\$')
+
+
+def cropped(text: str, length: int) -> str:
+    """The text, its end in dots where it is longer."""
+    return text if len(text) <= length else text[: length - 1] + '…'
