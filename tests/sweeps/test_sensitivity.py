@@ -41,17 +41,17 @@ def test_no_loss_counts_as_more_than_that_of_initialisation(tmp_path):
 
 
 def test_a_line_is_a_variant_and_seeds_are_its_mean(tmp_path):
-    numbers = {('pre', 0.1): (1.0, 2.0, 6.0), ('pre', 0.2): (2.0, 2.0, 2.0),
+    numbers = {('pre', 0.1): (1.0, 2.0, 3.0), ('pre', 0.2): (1.5, 1.5, 1.5),
                ('post', 0.1): (3.0, 3.5, 3.1), ('post', 0.2): (3.0, 90.0, 3.5)}  # fmt: skip
     points = [run(rate, loss, seed=seed, **{ORDER: order})
               for (order, rate), losses in numbers.items() for seed, loss in enumerate(losses)]  # fmt: skip
     pre, post = lines(tmp_path, *points)
     assert (pre['label'], post['label']) == ('order=pre', 'order=post')
-    assert pre['losses'] == [3.0, 2.0]
-    assert pre['errors'] == pytest.approx([np.sqrt(7 / 3), 0.0])
+    assert pre['losses'] == [2.0, 1.5]
+    assert pre['errors'] == pytest.approx([np.sqrt(1 / 3), 0.0])
     assert post['losses'] == pytest.approx([3.2, 3.5])  # 90 counts as 4
     assert post['capped'] == [False, True]
-    assert (pre['sensitivity'], post['sensitivity']) == pytest.approx((0.5, 0.15))
+    assert (pre['sensitivity'], post['sensitivity']) == pytest.approx((0.25, 0.15))
 
 
 @pytest.mark.parametrize('other', [
