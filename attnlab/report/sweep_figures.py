@@ -101,8 +101,8 @@ def against(
         off, circle = [], None
         for index, (label, row) in enumerate(rows.items()):
             shift = (index - (len(rows) - 1) / 2) * min(0.1, 0.5 / len(rows)) if along.kind == 'category' else 0.0
-            if any(group is chosen for group in row):
-                circle = along.place(chosen['values'][key]) + (shift if few else 0.0)
+            if chosen is not None and any(group is chosen for group in row):
+                circle = along.place(chosen['values'][key]) + (shift if few else 0.0), chosen['mean']
             seen = [(along.place(group['values'][key]) + shift, group['mean'], group['error'])
                     for group in row if group['mean'] is not None and low <= group['mean'] <= high]  # fmt: skip
             off += [along.place(group['values'][key]) + shift
@@ -115,8 +115,7 @@ def against(
             panel.plot(off, [edge] * len(off), 'x', color=FAILED, markersize=5, label='failed, or far off',
                        transform=panel.get_xaxis_transform())  # fmt: skip
         if circle is not None:
-            panel.plot([circle], [chosen['mean']], 'o', markersize=9, zorder=1, markerfacecolor='none',
-                       markeredgecolor=BEST)  # fmt: skip
+            panel.plot(*circle, 'o', markersize=9, zorder=1, markerfacecolor='none', markeredgecolor=BEST)
         panel.set_ylim(bottom, top)
         others = ', '.join(name for other, name in keys.items() if other != key)
         _below(panel, plain(others) if few else '')
@@ -162,7 +161,7 @@ def _with_errors(
 
 def _best_at_each(panel: Axes, groups: Sequence[Mapping], key: str, along: Scale, direction: str) -> None:
     best: dict[float, float] = {}
-    choose = min if direction == 'min' else max
+    choose: Any = min if direction == 'min' else max
     for group in groups:
         if group['mean'] is not None:
             at = along.place(group['values'][key])
