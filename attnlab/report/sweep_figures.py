@@ -233,8 +233,7 @@ def sensitivity(lines: Sequence[Mapping]) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    beside = len(lines) > 4  # the legend
-    figure = Figure(figsize=(7.6 if beside else 5.4, 3.1), facecolor='white', layout='constrained')
+    figure = Figure(figsize=(7.6, 3.1), facecolor='white', layout='constrained')
     axes = figure.subplots()
     calm(axes, 'final validation loss')
     _fit(axes, scale([rate for line in lines for rate in line['rates']]))
@@ -249,8 +248,7 @@ def sensitivity(lines: Sequence[Mapping]) -> Figure:
                   markersize=5, markerfacecolor='white', zorder=3)  # fmt: skip
     if any(any(line['capped']) for line in lines):
         axes.plot([], [], 'o', color=QUIET, markersize=5, markerfacecolor='white', label='no better than untrained')
-    legend(axes, title='sensitivity', alignment='left',
-           **({'loc': 'center left', 'bbox_to_anchor': (1, 0.5)} if beside else {}))  # fmt: skip
+    legend(axes, title='sensitivity', alignment='left', loc='center left', bbox_to_anchor=(1, 0.5))
     return figure
 
 

@@ -67,7 +67,7 @@ def _docstring(sweep: Sweep, group: seeds.Group, path: Path) -> str:
     row = group.done[0]
     done = sum(each.status == 'done' for each in sweep.rows)
     score = f'{sweep.metric} {spread(group.mean or 0.0, group.error, len(group.done))}'
-    lead = f'The best of a sweep, {", ".join(sweep.sweep)} of {sweep.config}: {score}.'
+    lead = f'The best of --sweep={",".join(sweep.sweep)} of {sweep.config}: {score}.'
     changed = dict(sweep.overrides) | row.overrides
     about = [f'Point {row.number} of {len(sweep.rows)}, of which {done} are done; what it sets in that file: '
              f'{described(changed) or "nothing"}.']  # fmt: skip

@@ -110,6 +110,12 @@ def test_what_is_far_worse_than_the_others_does_not_press_them_flat(direction, m
     assert lines(rate)['failed, or far off'] == [[1e-2, edge]]
 
 
+def test_what_is_far_worse_ends_at_the_end_of_the_parallel_axis():
+    (axes,) = figures.parallel(swept([2.0, 2.1, 2.2, 2.3, 2.4, 70.0]), KEYS, 'loss', 'min', 0).axes
+    ends = [line.get_ydata()[2] for line in axes.get_lines() if len(line.get_ydata()) == 3]
+    np.testing.assert_allclose(sorted(ends), [0, 0.25, 0.5, 0.75, 1, 1], atol=1e-12)
+
+
 def test_what_is_far_better_than_the_others_is_shown():
     rate, _ = figures.against(swept([2.0, 2.1, 2.2, 2.3, 2.4, 0.1]), KEYS, 'loss', 'min', 5).axes
     assert rate.get_ylim()[0] < 0.1

@@ -146,6 +146,7 @@ def test_what_a_point_does_not_override_is_what_its_config_says(tmp_path):
         {'model.layers': 4, 'seed': 1, ORDER: 'pre'}, {'model.layers': 2, 'seed': 0, ORDER: 'post'},
         {'model.layers': 4, 'seed': 0, ORDER: 'pre'}, {'model.layers': 8, 'seed': None, ORDER: None},
     ]  # fmt: skip
+    assert results.write_table(sweep).read_text().splitlines()[4] == '3,waiting,8,,,,,,'
     groups = seeds.groups(sweep)
     assert [[row.number for row in group.rows] for group in groups] == [[0, 2], [1], [3]]
     assert [group.mean for group in groups] == [3.0, 1.0, None]

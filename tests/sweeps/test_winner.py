@@ -47,7 +47,7 @@ def test_it_reads_as_an_experiment(tmp_path, monkeypatch):
     assert (
         (tmp_path / 'best.py').read_text()
         == '''\
-"""The best of a sweep, rates, seeds of experiments/a.py: loss 2.0000 ± 0.5774 (standard error of 3 seeds).
+"""The best of --sweep=rates,seeds of experiments/a.py: loss 2.0000 ± 0.5774 (standard error of 3 seeds).
 
 attnlab train --config=best.py --workdir=runs/best
 
@@ -93,7 +93,8 @@ def get_config(arg: str = '') -> ConfigDict:
 
 def test_of_the_best_seeds_it_is_the_first_and_not_the_luckiest(tmp_path):
     points = [point({RATE: 0.1, 'seed': seed}, value=value, metrics=[]) for seed, value in enumerate((2.0, 1.0, 3.0))]
-    assert write(tmp_path, points, tmp_path / 'best.py').overrides['seed'] == 0
+    assert write(tmp_path, points, tmp_path / 'best.py').number == 0
+    assert configs.load(str(tmp_path / 'best.py')).seed == 0
 
 
 def test_what_cannot_be_written_is_refused_and_nothing_is(tmp_path):
