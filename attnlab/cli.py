@@ -338,7 +338,7 @@ examples:
   attnlab generate --workdir=runs/shakespeare --prompt="ROMEO:" --temperature=0.8
   attnlab train --config=experiments/vision/digits.py --workdir=runs/digits
   attnlab attend --workdir=runs/digits 0 1 2
-  attnlab sweep --config=experiments/language/lr.py --sweep=rates,seeds --workdir=sweeps/lr --workers=2
+  attnlab sweep --config=experiments/language/shakespeare_char.py --sweep=heads --workdir=sweeps/heads --workers=2
   attnlab count --config=experiments/language/gpt3_175b.py
   attnlab aer --gold=gold.naacl --links=aligner.pharaoh"""
 
