@@ -31,7 +31,13 @@ class Rows(NamedTuple):
     positions: np.ndarray
 
 
-def windows(ids: np.ndarray, T: int, B: int, seed: int) -> Callable[[int], Rows]:
+ALL = slice(None)
+
+Draw = Callable[..., Rows]
+"""(step, rows=ALL) -> those rows of the step's batch."""
+
+
+def windows(ids: np.ndarray, T: int, B: int, seed: int) -> Draw:
     """Batch of step i: B windows whose starts are drawn from all that there are, each as likely (nanoGPT).
 
     ids: [n] int.  UserError if they hold no window of T tokens and their labels.
@@ -42,11 +48,11 @@ def windows(ids: np.ndarray, T: int, B: int, seed: int) -> Callable[[int], Rows]
     every = np.lib.stride_tricks.sliding_window_view(ids, T + 1)
     segments, positions = _alone(B, T)
 
-    def draw(step: int) -> Rows:
+    def draw(step: int, rows: slice = ALL) -> Rows:
         # The key of a step apart from the seed: no two of them give one sequence, however large.
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(step,))))
-        drawn = every[random.integers(len(every), size=B)].astype(np.int32)
-        return Rows(drawn[:, :-1], drawn[:, 1:], segments, positions)
+        drawn = every[random.integers(len(every), size=B)[rows]].astype(np.int32)
+        return Rows(drawn[:, :-1], drawn[:, 1:], segments[rows], positions[rows])
 
     return draw
 
@@ -100,12 +106,12 @@ def pack(documents: Sequence[np.ndarray], T: int) -> Rows:
     return Rows(laid(ids, 0), laid(labels, IGNORE), segments, positions)
 
 
-def shuffled(rows: Rows, B: int, seed: int) -> Callable[[int], Rows]:
+def shuffled(every: Rows, B: int, seed: int) -> Draw:
     """Batch of step i: a new order of the rows every epoch, in which each comes once; the last batch is padded."""
     _check(B=B)
-    count, T = rows.tokens.shape
+    count, T = every.tokens.shape
     order = batches.shuffled(np.full(count, T), [T], B, seed)
-    return lambda step: _take(rows, order(step).examples)
+    return lambda step, rows=ALL: _take(every, order(step).examples[rows])
 
 
 def in_order(rows: Rows, B: int) -> list[Rows]:

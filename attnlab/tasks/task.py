@@ -23,7 +23,8 @@ class Task:
     save: writes into a run's directory what its parameters need to be used later, such as a vocabulary.
     examples: size of the training split, which gives durations in epochs their meaning.
     init: a key gives the parameters.
-    batch: the training batch of step i (from 0); a pure function of i, so that resuming needs the step alone.
+    batch: the training batch of step i (from 0), whole or a slice of its `rows`; a pure function of these, so that
+      resuming needs the step alone, and each of several processes its own rows.
     loss: (parameters, batch, key) -> Sums, pure and jit-compiled by the loop.
     evaluate: parameters -> scores on the whole validation split.
     best: (name among the scores, 'max' or 'min'): which parameters to keep.
@@ -32,7 +33,7 @@ class Task:
     save: Callable[[Path], None]
     examples: int
     init: Callable[[jax.Array], Params]
-    batch: Callable[[int], Batch]
+    batch: Callable[..., Batch]
     loss: Callable[[Params, Batch, jax.Array], Sums]
     evaluate: Callable[[Params], dict[str, float]]
     best: tuple[str, Literal['max', 'min']]

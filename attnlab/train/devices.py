@@ -28,7 +28,8 @@ class Layout(NamedTuple):
     state: as `compile`d steps take it, from one so placed.  kept: the way back.
     compile: (state, batch, ...) -> (state, values), pure, as it runs on all devices, taking over the state's memory;
       and a state to show how it lies.  What follows the batch lies as a state does.
-    batch: arrays of the host, the whole batch, as compiled steps take them.
+    rows: of a batch of so many, those that lie on devices of this process.
+    batch: arrays of the host, the whole batch, as compiled steps take them; or its `rows` alone, and how many it has.
     local: state, what was kept of it, or values, as one device of this process has it, whole.
     """
 
@@ -40,7 +41,8 @@ class Layout(NamedTuple):
     state: Callable[[Any], Any]
     kept: Callable[[Any], Any]
     compile: Callable[[Callable[..., Any], Any], Callable[..., Any]]
-    batch: Callable[[Any], Any]
+    rows: Callable[[int], slice]
+    batch: Callable[..., Any]
     local: Callable[[Any], Any]
 
 
@@ -132,8 +134,20 @@ def _jit(mesh: Mesh) -> Layout:
 
         return in_context
 
-    def sent(x: Any) -> jax.Array:
-        return jax.make_array_from_callback(x.shape, NamedSharding(mesh, batch_spec(x.shape, mesh)), lambda at: x[at])
+    def rows(count: int) -> slice:
+        held = NamedSharding(mesh, PartitionSpec(ROWS)).addressable_devices_indices_map((count,)).values()
+        spans = [each[0].indices(count) for each in held if each]
+        return slice(min(start for start, _, _ in spans), max(stop for _, stop, _ in spans))
+
+    def sent(x: Any, count: int | None) -> jax.Array:
+        shape = x.shape if count is None else (count, *x.shape[1:])
+        first = 0 if count is None else rows(count).start
+
+        def part(at: tuple[slice, ...]) -> Any:
+            start, stop, _ = at[0].indices(shape[0])
+            return x[(slice(start - first, stop - first), *at[1:])]
+
+        return jax.make_array_from_callback(shape, NamedSharding(mesh, batch_spec(shape, mesh)), part)
 
     gather = jax.jit(lambda x: x, out_shardings=everywhere)
 
@@ -155,7 +169,8 @@ def _jit(mesh: Mesh) -> Layout:
         state=lambda tree: tree,
         kept=lambda tree: tree,
         compile=compiled,
-        batch=lambda tree: jax.tree.map(sent, tree),
+        rows=rows,
+        batch=lambda tree, count=None: jax.tree.map(lambda x: sent(x, count), tree),
         local=local,
     )
 
@@ -193,6 +208,7 @@ def _pmap(devices: list[Any]) -> Layout:
         state=lambda tree: copies(tree, jnp.arange(n)),
         kept=local,
         compile=lambda step, _: jax.pmap(step, AXIS, donate_argnums=0, devices=devices),
-        batch=lambda tree: jax.tree.map(lambda x: x.reshape(n, -1, *x.shape[1:]), tree),
+        rows=lambda count: slice(0, count),
+        batch=lambda tree, count=None: jax.tree.map(lambda x: x.reshape(n, -1, *x.shape[1:]), tree),
         local=local,
     )

@@ -223,7 +223,7 @@ def train(
         checkpoint.set_aside(manager, start)
         first = processes.first()
         with metrics.writer(workdir, start, first) as write, bar(durations.total, start, first) as advance:
-            batch = lambda step: layout.batch(task.batch(step))
+            batch = _batch(task, layout, config.train.batch_size)
             wished = common_wishes if processes.several() else wishes
             with ExitStack() as stack:
                 batches = stack.enter_context(closing(ahead(batch, start, durations.total)))
@@ -252,6 +252,14 @@ def layout_of(config: Any) -> devices.Layout:
     train = config.train
     rows = train.batch_size // train.accumulate
     return devices.layout(train.get('parallel', 'jit'), train.get('mesh', 'data=0'), rows)
+
+
+def _batch(task: Task, layout: devices.Layout, count: int) -> Callable[[int], Batch]:
+    """The batch of a step on its devices, of which each process makes the rows that it has."""
+    if not processes.several():
+        return lambda step: layout.batch(task.batch(step))
+    rows = layout.rows(count)
+    return lambda step: layout.batch(task.batch(step, rows), count)
 
 
 def _restore_or_start(
@@ -305,19 +313,21 @@ def _run(
         nonlocal last
         if last is None:
             return
-        step, values, shape = last
-        values, last = {key: float(value) for key, value in layout.local(values).items()}, None
+        (step, values, shape), last = last, None
+        # Each takes its time to read, so most of them are where they are written.
+        read = lambda names: {name: float(x) for name, x in layout.local({n: values[n] for n in names}).items()}
+        found = read({'loss', 'gradient_norm', 'weight', 'loss_scale'} & values.keys())
         for key in ('loss', 'gradient_norm'):  # a gradient that is not finite has spoilt the parameters already
-            if not math.isfinite(values[key]) and values.get('loss_scale', 1.0) <= precision.LOWEST:
-                raise RunError(f'step {step}: the {key} is {values[key]}; {explain(step)}')
-        clock.count(values.pop('weight'), shape)
+            if not math.isfinite(found[key]) and found.get('loss_scale', 1.0) <= precision.LOWEST:
+                raise RunError(f'step {step}: the {key} is {found[key]}; {explain(step)}')
+        clock.count(found['weight'], shape)
         if step % durations.log == 0 or step == 1:  # the loss of the first is that before anything is learned
+            told = read(name for name in values if name != 'weight')
             # Of a step that was skipped, what is not finite is left out.
-            told = {key: value for key, value in values.items() if math.isfinite(value) or 'skipped' not in values}
-            write(step, 'train', told)
+            write(step, 'train', {key: x for key, x in told.items() if math.isfinite(x) or 'skipped' not in told})
         if step % durations.log == 0:
             write(step, 'speed', clock.rates())
-        advance(step, {'loss': values['loss']} | scores)
+        advance(step, {'loss': found['loss']} | scores)
 
     stopped = bool(durations.patience) and progress.waited >= durations.patience
     step = int(layout.local(state.step))

@@ -38,6 +38,8 @@ def test_batches_hold_every_sentence_with_its_end(tmp_path):
     seen = []
     for step in range(8):
         batch = task.batch(step)
+        for name, part in task.batch(step, slice(3, 9)).items():
+            np.testing.assert_array_equal(part, batch[name][3:9])
         assert batch['source'].shape == batch['target'].shape == (16, batch['source'].shape[1])
         seen += [tuple(row[row > 0]) for row in batch['target'] if row.any()]
     assert len(seen) == 128 and all(row[-1] == EOS and row.count(EOS) == 1 for row in seen)

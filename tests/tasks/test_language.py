@@ -44,6 +44,15 @@ def test_a_text_is_cut_as_nanogpt_cuts_it(tmp_path, shared):
     assert lengths == [1_003_854, 111_540]  # which its prepare.py prints
 
 
+@pytest.mark.parametrize('documents', ['', 'lines'])
+def test_a_part_of_a_batch_is_its_rows(tmp_path, documents):
+    task = language.build(tiny_language(tmp_path, data__documents=documents), tmp_path)
+    whole, part = task.batch(2), task.batch(2, slice(1, 3))
+    assert whole.keys() == part.keys()
+    for name, x in part.items():
+        np.testing.assert_array_equal(x, whole[name][1:3])
+
+
 def first_loss(config, workdir):
     task = language.build(config, workdir)
     params = jax.tree_util.tree_map_with_path(drawn, jax.eval_shape(task.init, jax.random.key(0)))

@@ -72,6 +72,23 @@ def test_changes_are_new_in_each_step_and_the_same_again():
     assert not np.array_equal(batch(0)['images'][order[0]], batch(1)['images'][order[1]])
 
 
+def test_a_process_makes_the_groups_of_its_own_rows(monkeypatch):
+    monkeypatch.setattr(corpus, 'GROUP', 8)
+    config = tiny(data__crop=2, data__policy='rand', data__cutmix='1.0', data__mixup='0.5', data__erase='0.5')
+    whole = corpus.read(config.data, 'train', config.seed)
+    made, seen = corpus.batch_of(config.data, whole, 24, config.seed), []
+    change = corpus.Augment.__call__
+    monkeypatch.setattr(corpus.Augment, '__call__', lambda self, *args: seen.append(1) or change(self, *args))
+    all_of = made(3)
+    assert len({all_of['images'][i : i + 8].tobytes() for i in (0, 8, 16)}) == 3 and len(seen) == 3
+    for rows, groups in ((slice(0, 12), 2), (slice(12, 24), 2), (slice(16, 24), 1), (slice(5, 6), 1)):
+        seen.clear()
+        part = made(3, rows)
+        assert len(seen) == groups
+        for name, x in all_of.items():
+            np.testing.assert_array_equal(part[name], x[rows])
+
+
 def test_the_loss_of_two_labels_is_their_share(tmp_path):
     config = tiny(train__label_smoothing='0.1')
     task = vision.build(config, tmp_path)

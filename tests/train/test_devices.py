@@ -90,6 +90,15 @@ def test_the_way_there_and_back(parallel):
     np.testing.assert_array_equal(np.asarray(rows).reshape(8, 2), np.arange(16).reshape(8, 2))
 
 
+def test_rows_of_a_batch_that_one_process_makes():
+    layout = devices.layout('jit', 'data=2,sequence=2', 8)
+    assert layout.rows(8) == slice(0, 8)
+    whole = np.arange(48).reshape(8, 6)
+    for made in (layout.batch({'x': whole})['x'], layout.batch({'x': whole}, 8)['x']):
+        np.testing.assert_array_equal(made, whole)
+        assert [shard.data.shape for shard in made.addressable_shards] == [(4, 3)] * 4
+
+
 @pytest.mark.parametrize(('rows', 'count'), [(8, 8), (6, 6), (11, 1), (2, 2), (12, 6)])
 def test_as_many_devices_as_divide_the_rows(rows, count):
     assert devices.layout('jit', 'data=0', rows).count == count

@@ -75,9 +75,9 @@ def build(config: Any, workdir: Path) -> Task:
     rows_of = batches.shuffled(lengths, widths, config.train.batch_size, config.seed)
     use = translator.make(model, widths, config.train.batch_size)
 
-    def batch(step: int) -> dict[str, np.ndarray]:
-        width, rows = rows_of(step)
-        source, target = (batches.pad(side, rows, width) for side in encoded)
+    def batch(step: int, rows: slice = slice(None)) -> dict[str, np.ndarray]:
+        width, examples = rows_of(step)
+        source, target = (batches.pad(side, examples[rows], width) for side in encoded)
         return {'source': source, 'target': target}
 
     def loss(params: Params, batch: Any, rng: jax.Array) -> Sums:

@@ -11,7 +11,7 @@ import numpy as np
 
 from attnlab.config import check_common
 from attnlab.data import rows
-from attnlab.data.rows import IGNORE, Rows
+from attnlab.data.rows import ALL, IGNORE, Rows
 from attnlab.data.tokens import Tokens
 from attnlab.decode import cache
 from attnlab.errors import UserError
@@ -104,7 +104,7 @@ def build(config: Any, workdir: Path) -> Task:
         save=lambda workdir: corpus.save(vocabulary, workdir),
         examples=len(every.tokens),
         init=_init(model),
-        batch=lambda step: arrays(draw(step), bool(config.data.documents)),
+        batch=lambda step, rows=ALL: arrays(draw(step, rows), bool(config.data.documents)),
         loss=loss,
         evaluate=lambda params: score(params, held_out),
         best=BEST,

@@ -21,6 +21,9 @@ FIELDS = {
 }
 """What a config says of each set, beside how its images are changed."""
 
+GROUP = 128
+"""Rows of a training batch that are changed together."""
+
 
 class Scale(NamedTuple):
     """Mean and deviation of each channel of the training images [C], from 0 to 1, and the names of the classes."""
@@ -106,24 +109,31 @@ def read_training(data: Any, seed: int) -> tuple[Images, Images]:
     return images.parted(whole, data.held_out)
 
 
-def batch_of(data: Any, whole: Images, B: int, seed: int) -> Callable[[int], dict[str, np.ndarray]]:
-    """Training batch of step i: all images once an epoch, in a new order, each changed anew.
+def batch_of(data: Any, whole: Images, B: int, seed: int) -> Callable[..., dict[str, np.ndarray]]:
+    """Training batch of step i, (step, rows=all): all images once an epoch, in a new order, each changed anew.
 
     'images' uint8 [B, H, W, C]; 'first' and 'second' int32 [B] labels, -1 in empty rows, and 'share' float32 [B] of the
-    first.
+    first.  Each `GROUP` of rows has draws of its own and is blended within itself, so that it can be made alone.
     """
     change = Augment(
         data.crop, data.flip, data.policy, data.operations, data.strength, data.erase, data.mixup, data.cutmix
     )
     order = batches.shuffled(np.ones(len(whole.labels), int), [1], B, seed)
 
-    def batch(step: int) -> dict[str, np.ndarray]:
-        rows = order(step).examples
+    def batch(step: int, rows: slice = slice(None)) -> dict[str, np.ndarray]:
+        examples = order(step).examples
+        start, stop, _ = rows.indices(B)
+        before = start // GROUP * GROUP
+        made = [group(step, at, examples[at : at + GROUP]) for at in range(before, stop, GROUP)]
+        return {name: np.concatenate([each[name] for each in made])[start - before : stop - before] for name in made[0]}
+
+    def group(step: int, at: int, rows: np.ndarray) -> dict[str, np.ndarray]:
         real = rows >= 0
         pixels, labels = whole.pixels[rows], np.where(real, whole.labels[rows], -1)
         pixels[~real] = 0
         # The key of a step apart from the seed: no two of them give one sequence, however large.
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(step,))))
+        key = (step, at) if at else (step,)
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)))
         pixels, labels = change(pixels, labels, random)
         return {'images': pixels, **labels._asdict()}
 
