@@ -7,25 +7,15 @@ import pytest
 
 from attnlab.sweeps import outcome
 from attnlab.train import metrics
-from tests.sweeps.conftest import said, sweep
+from tests.sweeps.conftest import LANGUAGE, said, sweep
 
 SWEEPS = '''
 def sweep_six(): return grid({'seed': range(6)})
 def sweep_ones(): return grid({'seed': range(5), 'train.duration': ('1 steps',)})
 '''
 SEARCH = '''
-from attnlab import config as configs
-
-FIELDS = {fields!r}
-
-def get_config(arg=''):
-    config = configs.load('experiments/language/shakespeare_char.py', list(FIELDS.items()))
-    config = config.copy_and_resolve_references()
-    config.unlock()
-    return config
-
 def search_rate(trial):
-    return {{'optimizer.learning_rate': trial.suggest_float('optimizer.learning_rate', 1e-5, 1e-1, log=True)}}
+    return {'optimizer.learning_rate': trial.suggest_float('optimizer.learning_rate', 1e-5, 1e-1, log=True)}
 '''
 FIELDS = {
     'model.layers': 2, 'model.width': 32, 'model.heads': 2, 'model.context': 64, 'train.batch_size': 16,
@@ -66,7 +56,8 @@ def test_two_workers_are_faster_than_one(trainable, tmp_path):
 @pytest.mark.parametrize('pruner', ['asha', 'median'])
 def test_pruning_finds_the_same_winner_in_half_the_steps(tmp_path, shared, pruner):
     config, found = tmp_path / 'experiment.py', {}
-    config.write_text(SEARCH.format(fields=FIELDS | {'data.folder': str(shared('tinyshakespeare'))}))
+    fields = FIELDS | {'data.folder': str(shared('tinyshakespeare'))}
+    config.write_text(LANGUAGE.format(fields=fields) + SEARCH)
     for name in ('none', pruner):
         flags = ('--sweep=rate', '--trials=20', '--sampler=random', f'--pruner={name}', '--workers=2')
         code, text = said(sweep(config, tmp_path / name, *flags), 1800)
