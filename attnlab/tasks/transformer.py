@@ -130,14 +130,23 @@ def added(model: Any) -> Any:
     return model.positions if model.positions in ('learned', 'sinusoidal') else 'none'
 
 
-def try_init(init: Callable[..., Any], *shapes: Any) -> None:
-    """Raises UserError where parameters cannot be made, with the reason that the layers give; makes none."""
+_TRIED: set[str] = set()
+
+
+def try_init(model: Any, init: Callable[..., Any]) -> None:
+    """Raises UserError where parameters cannot be made, with the reason that the layers give; makes none.
+
+    model: the section of the config that says all of it.  Points of a sweep often have the same, which is tried once.
+    """
     import jax
 
+    if (said := model.to_json()) in _TRIED:
+        return
     try:
-        jax.eval_shape(init, jax.random.key(0), *shapes)
+        jax.eval_shape(init, jax.random.key(0))
     except (ValueError, NotImplementedError) as error:
         raise UserError(f'model: {str(error).splitlines()[0]}') from error
+    _TRIED.add(said)
 
 
 def outlined(model: Any, layers: int | None, active: bool) -> Any:

@@ -42,7 +42,7 @@ def check(config: Any) -> None:
 
 def check_model(config: Any) -> None:
     """Raises UserError for values that no model can be made of."""
-    transformer.try_init(models.build(config, 5, 5).init)
+    transformer.try_init(config.model, models.build(config, 5, 5).init)
 
 
 def outline(config: Any, layers: int | None, active: bool) -> Outline:

@@ -41,7 +41,7 @@ def check(config: Any) -> None:
 def check_model(config: Any) -> None:
     """Raises UserError for values that no model can be made of."""
     corpus.check_tokens(config.data)
-    transformer.try_init(_init(build_model(config, 5)))
+    transformer.try_init(config.model, _init(build_model(config, 5)))
 
 
 def outline(config: Any, layers: int | None, active: bool) -> Outline:

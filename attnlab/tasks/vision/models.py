@@ -75,7 +75,7 @@ def build(model: Any, classes: int, channels: int) -> Model:
             raise UserError(f'model: {error}') from None
         reader = made.prefix - 1 if made.pool == 'class' else None
         found = Model(_init(made, (*image, channels)), forward, maps, image, grid, made.prefix, reader)
-    transformer.try_init(found.init)
+    transformer.try_init(model, found.init)
     return found
 
 
