@@ -71,6 +71,7 @@ def test_one_of_three_fails_and_the_others_finish(config, tmp_path):
     assert changed == [failed.name]
 
 
+@pytest.mark.slow
 def test_stopped_it_saves_and_goes_on(config, tmp_path):
     folder = tmp_path / 'sweep'
     process = sweep(config, folder, '--sweep=seeds', '--config.train.save_every=1000 steps', *LONG)

@@ -32,6 +32,7 @@ def slurm(tmp_path, monkeypatch):
     return submitted
 
 
+@pytest.mark.slow
 def test_jobs_on_this_machine(trainable, tmp_path):
     folder = tmp_path / 'sweep'
     process = sweep(trainable(SWEEPS), folder, '--sweep=more', '--workers=2', '--launcher=local',
