@@ -18,7 +18,7 @@ demo: .venv/.installed
 	@echo; $(BIN)/python -c "from attnlab.report import page; print('both side by side:', page.compare('$(RUNS)/report.html', ['$(RUNS)/attention', '$(RUNS)/fixed']))"
 
 test: .venv/.installed
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -358,7 +358,7 @@ def test_bench(calls, capsys):
 
 
 def test_a_command_is_needed(capsys):
-    assert refused(capsys).startswith('a command is missing: one of train, eval')
+    assert refused(capsys).startswith('a command is missing: one of train, sweep, eval')
     assert refused(capsys, 'trian') == "there is no command 'trian'; did you mean train?"
     assert refused(capsys, '--versoin') == "there is no command '--versoin'; did you mean --version?"
     assert 'expected one of train' in refused(capsys, '@')

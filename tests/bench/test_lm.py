@@ -81,6 +81,7 @@ def test_no_product_is_left_out_by_the_compiler():
     assert program is not None and program.count(' dot(') == 3 * len(operands)
 
 
+@pytest.mark.slow
 def test_a_table_of_shares(capsys):
     model, params, arrays = lm.start(TINY)
     steps.profile(lm.loss_of(model), params, arrays, lm.products(TINY), rounds=3, seconds=1.0)

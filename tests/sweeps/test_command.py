@@ -91,6 +91,7 @@ def test_stopped_it_saves_and_goes_on(config, tmp_path):
     assert said(process)[0] == 130
 
 
+@pytest.mark.slow
 def test_a_worker_and_the_master_killed(config, tmp_path):
     """At random moments, ten times: in test_kill.py."""
     folder = tmp_path / 'sweep'
@@ -150,6 +151,7 @@ def test_another_sweep_in_its_directory(config, tmp_path, capsys):
     assert line in refused(folder, '--sweep=seeds')
 
 
+@pytest.mark.slow  # claims of processes in both databases: test_storage.py
 def test_points_on_a_database(config, database, tmp_path):
     """The same whichever it is; workers in processes of two commands."""
     folder = tmp_path / 'sweep'

@@ -39,7 +39,7 @@ def ended(folder):
     return {path.parent.name: path.read_text() for path in (folder / 'points').glob('*/outcome.json')}
 
 
-@pytest.mark.slow  # one of each is in test_command.py
+@pytest.mark.slow
 def test_ten_kills(trainable, tmp_path):
     config, draw = trainable(SWEEPS), random.Random(7)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'

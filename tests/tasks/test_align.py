@@ -20,6 +20,7 @@ from attnlab.errors import UserError
 from attnlab.tasks import align, heatmap
 from attnlab.tasks.align import alignment, corpus, scores, translator
 from attnlab.train import metrics, run
+from tests.quick import QUICK
 from tests.tasks.conftest import tiny_config
 
 SENTENCES = [
@@ -62,7 +63,8 @@ def test_the_loss_of_a_batch_does_not_know_its_width(tmp_path):
     params = task.init(jax.random.key(0))
     batch = task.batch(0)
     wide = {name: np.pad(x, ((0, 3), (0, 7))) for name, x in batch.items()}
-    gradient = jax.jit(jax.value_and_grad(lambda p, b: task.loss(p, b, jax.random.key(1)).total))
+    gradient = jax.value_and_grad(lambda p, b: task.loss(p, b, jax.random.key(1)).total)
+    gradient = jax.jit(gradient, compiler_options=QUICK)
     (loss, grads), (loss_wide, grads_wide) = gradient(params, batch), gradient(params, wide)
     np.testing.assert_allclose(loss, loss_wide, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), grads, grads_wide)
@@ -70,7 +72,7 @@ def test_the_loss_of_a_batch_does_not_know_its_width(tmp_path):
 
 def first_loss(config, workdir):
     task = align.build(config, workdir)
-    sums = jax.jit(task.loss)(task.init(jax.random.key(0)), task.batch(0), jax.random.key(1))
+    sums = jax.jit(task.loss, compiler_options=QUICK)(task.init(jax.random.key(0)), task.batch(0), jax.random.key(1))
     return float(sums.total / sums.weight)
 
 
@@ -156,6 +158,7 @@ def test_translate_prints_french_and_leaves_picture_and_array(tiny, capsys):
         assert Path(picture).read_bytes().startswith(b'\x89PNG\r\n')
 
 
+@pytest.mark.slow
 def test_the_model_without_attention_translates_and_scores(tmp_path, capsys):
     run.train(tiny_config('fixed', train__duration='2 steps'), tmp_path / 'fixed')
     assert cli.main(['eval', f'--workdir={tmp_path / "fixed"}']) == 0

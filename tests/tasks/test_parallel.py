@@ -21,10 +21,9 @@ RUNS = {
 }  # fmt: skip
 
 
-LONGER = [pytest.param(name, marks=pytest.mark.slow) for name in ('language', 'pmap', 'align')]
 
-
-@pytest.mark.parametrize('name', ['vision', *LONGER])
+@pytest.mark.slow  # rows over eight devices, by jit and by pmap: tests/train/test_sharding.py
+@pytest.mark.parametrize('name', ['vision', 'language', 'pmap', 'align'])
 def test_several_devices_train_as_one(name, tmp_path):
     found = []
     for number in (1, 4):

@@ -131,6 +131,8 @@ def test_leaving_waits_for_the_last_save(tmp_path, gate):
     assert (tmp_path / 'checkpoints' / '1').exists()
 
 
+# Orbax closes its loop of events while writes of the save that failed are still to come back to it.
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize('where', ['finish', 'save', 'end'])
 def test_a_failed_save_is_told_in_one_line_and_the_older_steps_stay(tmp_path, where, gate):
     folder, aside = tmp_path / 'checkpoints', tmp_path / 'aside'

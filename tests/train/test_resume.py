@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 from attnlab import config as configs
 from attnlab import tasks
@@ -70,6 +71,7 @@ def batches(workdir):
     return found
 
 
+@pytest.mark.slow  # seven and thirteen without a kill: tests/tasks/test_language.py
 def test_twenty_steps_are_seven_a_kill_and_thirteen(tmp_path):
     config, file = tiny_config(model__dropout='0.2', train__accumulate='2'), tmp_path / 'given.json'
     configs.save(config, file)
