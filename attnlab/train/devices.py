@@ -143,7 +143,7 @@ def _jit(mesh: Mesh) -> Layout:
         shape = x.shape if count is None else (count, *x.shape[1:])
         first = 0 if count is None else rows(count).start
 
-        def part(at: tuple[slice, ...]) -> Any:
+        def part(at: Any) -> Any:
             start, stop, _ = at[0].indices(shape[0])
             return x[(slice(start - first, stop - first), *at[1:])]
 

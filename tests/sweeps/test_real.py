@@ -15,7 +15,7 @@ def sweep_ones(): return grid({'seed': range(5), 'train.duration': ('1 steps',)}
 '''
 SEARCH = '''
 def search_rate(trial):
-    return {'optimizer.learning_rate': trial.suggest_float('optimizer.learning_rate', 1e-5, 1e-1, log=True)}
+    return {'optimizer.learning_rate': trial.suggest_float('optimizer.learning_rate', 1e-5, 4e-3, log=True)}
 '''
 FIELDS = {
     'model.layers': 2, 'model.width': 32, 'model.heads': 2, 'model.context': 64, 'train.batch_size': 16,
@@ -53,19 +53,21 @@ def test_two_workers_are_faster_than_one(trainable, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('pruner', ['asha', 'median'])
-def test_pruning_finds_the_same_winner_in_half_the_steps(tmp_path, shared, pruner):
+def test_pruning_finds_the_same_winner_in_half_the_steps(tmp_path, shared):
+    """Of rates up to the best one, of which the larger learns faster from the first evaluation to the last.  Above it
+    the early order is not that of the end: see docs/sweeps.md."""
     config, found = tmp_path / 'experiment.py', {}
     fields = FIELDS | {'data.folder': str(shared('tinyshakespeare'))}
     config.write_text(LANGUAGE.format(fields=fields) + SEARCH)
-    for name in ('none', pruner):
-        flags = ('--sweep=rate', '--trials=20', '--sampler=random', f'--pruner={name}', '--workers=2')
-        code, text = said(sweep(config, tmp_path / name, *flags), 1800)
+    for pruner in ('none', 'median', 'asha'):
+        flags = ('--sweep=rate', '--trials=20', '--sampler=random', f'--pruner={pruner}', '--workers=2')
+        code, text = said(sweep(config, tmp_path / pruner, *flags), 1800)
         assert code == 0, text
-        rows = outcome.read(tmp_path / name).rows
+        rows = outcome.read(tmp_path / pruner).rows
         done = [row for row in rows if row.status == 'done']
         steps = sum(metrics.read(row.run)[-1]['step'] for row in rows)
-        found[name] = min(done, key=lambda row: row.value).number, steps, len(done)
+        found[pruner] = min(done, key=lambda row: row.value).number, steps, len(done)
     print('(winner, steps, done) by pruner:', found)
-    assert found[pruner][0] == found['none'][0] and found['none'][1:] == (20 * 300, 20)
-    assert found[pruner][1] <= found['none'][1] / 2
+    winner, steps, done = found.pop('none')
+    assert (steps, done) == (20 * 300, 20)
+    assert all(each[0] == winner and each[1] <= steps / 2 for each in found.values())

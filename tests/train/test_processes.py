@@ -69,7 +69,7 @@ def test_two_processes_of_four_devices_and_on_with_one(tmp_path, mesh):
     assert [record['step'] for record in metrics.read(pair) if record['split'] == 'train'] == [1, 2, 3, 4, 5]
     (pair / 'config.json').unlink()  # which remembers the mesh and the duration
     alone(tmp_path, pair, 10)
-    same(tmp_path / 'ten', pair, 1e-5)
+    same(tmp_path / 'ten', pair, 1e-6)
 
 
 def children(pid):
