@@ -26,7 +26,7 @@ def run(given: argparse.Namespace) -> int | None:
     folder, names, counts, search = Path(given.workdir), given.sweep.split(','), _counts(given), _search(given)
     count = counts['workers'] or 1
     if given.best is not None:
-        return _best(folder, given.best)
+        return _best(folder, given.config, names, given.best)
     if (which := counts['worker']) is not None:
         return _worker(given, folder, names, search, which, count)
     if given.list or counts['index'] is not None:
@@ -156,10 +156,14 @@ def _launch(given: argparse.Namespace, folder: Path, count: int) -> int:
     return 0
 
 
-def _best(folder: Path, path: str) -> None:
+def _best(folder: Path, config: str, names: Sequence[str], path: str) -> None:
     from attnlab.sweeps import outcome, winner
 
-    row = winner.write(outcome.read(folder), path)
+    found = outcome.read(folder)
+    here, there = (f'{",".join(sweep)} of {file}' for sweep, file in ((names, config), (found.sweep, found.config)))
+    if here != there:
+        raise UserError(f'--workdir={folder} holds another sweep: {here} here and {there} there')
+    row = winner.write(found, path)
     print(f'{path}: point {row.number}, {row.name}')
 
 

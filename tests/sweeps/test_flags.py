@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from attnlab import cli
+from tests.sweeps import made
 from tests.sweeps.test_points import SWEEPS
 
 
@@ -54,3 +55,14 @@ def test_the_list(experiment, tmp_path, capsys):
     assert lines[1] == (
         '1\tpoints/hidden=8,embedding=4,seed=1\tmodel.hidden=8 model.embedding=4 seed=1'
     )
+
+
+def test_the_best_of_another_sweep_is_not_written(experiment, tmp_path, capsys):
+    config, folder = experiment(SWEEPS), tmp_path / 'sweep'
+    made.sweep(folder, [made.point({'seed': 1}, value=1.0, metrics=[])], config=config, names=('seeds',))
+    best = lambda name: cli.main(['sweep', f'--config={config}', f'--workdir={folder}', f'--sweep={name}',
+                                  f'--best={tmp_path}/best.py'])  # fmt: skip
+    assert best('sizes') == 2 and not (tmp_path / 'best.py').exists()
+    said = f'holds another sweep: sizes of {config} here and seeds of {config} there'
+    assert said in capsys.readouterr().err
+    assert best('seeds') == 0 and (tmp_path / 'best.py').exists()
