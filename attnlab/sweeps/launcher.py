@@ -12,8 +12,6 @@ from typing import Any
 from attnlab.errors import UserError
 from attnlab.sweeps import master
 
-LAUNCHERS = ('slurm', 'local')
-
 _POLL = 2.0
 
 

@@ -21,11 +21,10 @@ from attnlab.sweeps.board import Board
 from attnlab.sweeps.outcome import BEAT, Outcome
 from attnlab.sweeps.points import Plan, Point
 from attnlab.train import metrics, run
+from attnlab.train.loop import Watch
 
 POLL = 1.0
 """Seconds between two looks for a point, and between two at whether the process that started this one is there."""
-
-Watch = Callable[[int, dict[str, float]], None]
 
 
 def work(board: Board, name: str, url: str) -> None:

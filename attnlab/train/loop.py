@@ -216,8 +216,8 @@ def train(
     durations, _, optimize = recipe(config, task.examples)
     layout = layout_of(config)
     with checkpoint.manager(workdir) as manager:
-        made = dict(ema=config.train.get('ema', 0.0), scaled=precision.asked(config))
-        make = partial(initial, task.init, optimize, **made)
+        ema, scaled = config.train.get('ema', 0.0), precision.asked(config)
+        make = partial(initial, task.init, optimize, ema=ema, scaled=scaled)
         state, progress = _restore_or_start(manager, layout, make, (np.uint32(config.seed), params))
         start = int(state.step)
         checkpoint.set_aside(manager, start)
