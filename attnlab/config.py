@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import RequiredValueError
 
+from attnlab import files
 from attnlab.errors import UserError
 
 _ROOT = Path(__file__).resolve().parents[1]  # where `experiments/` stands in a checkout
@@ -86,11 +87,7 @@ def check_seed(seed: int) -> None:
 
 def save(config: ConfigDict, path: str | os.PathLike) -> None:
     """Writes the config as JSON."""
-    path = Path(path)
-    text = json.dumps(tree(config), indent=2, allow_nan=False) + '\n'
-    partial = path.with_name(f'{path.name}.{os.getpid()}.partial')
-    partial.write_text(text, encoding='utf-8')
-    os.replace(partial, path)  # a reader sees the whole file or none
+    files.write(path, json.dumps(tree(config), indent=2, allow_nan=False) + '\n')
 
 
 def read(path: str | os.PathLike) -> ConfigDict:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / 'attnlab'
-# From the top.  A config knows nothing but the errors, so every room that reads one stands above it.
+# From the top.  A config knows nothing but files and errors, so every room that reads one stands above it.
 ROOMS = (
-    'cli bench sweeps report train tasks decode models layers kernels data config flags launch environment errors'
+    'cli bench sweeps report train tasks decode models layers kernels data config flags launch environment files errors'
 ).split()
 FORBIDDEN = {
     'kernels': {'flax', 'optax', 'orbax'},
@@ -17,6 +17,7 @@ FORBIDDEN = {
     'flags': {'jax', 'flax', 'numpy'},
     'launch': {'jax', 'flax', 'numpy'},
     'environment': {'jax', 'flax', 'numpy'},
+    'files': {'jax', 'flax', 'numpy'},
     'errors': {'jax', 'flax', 'numpy'},
     'report': {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex'},
 }

@@ -6,6 +6,7 @@ import os
 import urllib.request
 from pathlib import Path
 
+from attnlab import files
 from attnlab.errors import UserError
 
 TIMEOUT = 30.0  # seconds without an answer
@@ -30,14 +31,10 @@ def fetch(url: str, path: Path, sha256: str, remedy: str) -> None:
         raise UserError(f'{url}: cannot be downloaded ({error}); {remedy}') from None
     if _digest(data) != sha256:
         raise UserError(f'{url}: sha256 is {_digest(data)}, expected {sha256}; {remedy}')
-    part = path.with_name(f'{path.name}.{os.getpid()}.part')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(data)
-        os.replace(part, path)
+        files.write(path, data)
     except OSError as error:
-        if part.exists():
-            part.unlink()
         raise UserError(f'{path}: cannot be written ({error}); {remedy}') from None
 
 

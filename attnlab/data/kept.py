@@ -2,7 +2,6 @@
 that our own programs draw, vocabularies, and text as their ids."""
 
 import hashlib
-import os
 import unicodedata
 import zipfile
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from attnlab import files
 from attnlab.data import download
 
 Arrays = dict[str, np.ndarray]
@@ -39,14 +39,10 @@ def kept(name: str, count: int, key: tuple, make: Callable[[], Arrays]) -> Array
         made = make()
     if sum(x.nbytes for x in made.values()) > MOST:
         return made
-    part = path.with_name(f'{path.stem}.{os.getpid()}.part.npz')
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(part, allow_pickle=False, **made)
-        os.replace(part, path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+        with files.replaced(path) as part, part.open('wb') as file:
+            np.savez(file, allow_pickle=False, **made)
     return made
 
 

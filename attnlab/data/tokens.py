@@ -19,6 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
+from attnlab import files
 from attnlab.data import vocabulary
 from attnlab.data.corpus import Text
 from attnlab.data.text import SPACE, nearest
@@ -204,8 +205,13 @@ def save(tokens: Tokens, path: str | Path) -> Path:
         case _:
             raise TypeError(f'tokens are {tokens!r}; expected Characters, Bytes or Subwords')
     path = Path(f'{path}.json')
-    path.write_text(json.dumps(fields) + '\n', encoding='ascii', newline='\n')
+    files.write(path, json.dumps(fields) + '\n')
     return path
+
+
+def saved(path: str | Path) -> bool:
+    """Whether there is what `save` writes to `path` + .json or .model."""
+    return Path(f'{path}.json').is_file() or Path(f'{path}.model').is_file()
 
 
 def load(path: str | Path) -> Tokens:

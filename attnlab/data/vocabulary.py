@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from attnlab import files
 from attnlab.data import kept
 from attnlab.data.text import bare, detokenise, nearest, normalise, read_lines, tokenise
 from attnlab.errors import UserError
@@ -179,11 +180,16 @@ def save(vocabulary: Vocabulary, path: str | Path) -> Path:
     path = Path(f'{path}{KINDS[vocabulary.kind]}')
     if vocabulary.kind == 'words':
         lines = [f'words {vocabulary.language}', *vocabulary.tokens[len(SPECIAL) :]]
-        path.write_text(''.join(f'{line}\n' for line in lines), encoding='utf-8', newline='\n')
+        files.write(path, ''.join(f'{line}\n' for line in lines))
     else:
         language = vocabulary.language.encode()
-        path.write_bytes(vocabulary.model + _LANGUAGE_TAG + bytes([len(language)]) + language)
+        files.write(path, vocabulary.model + _LANGUAGE_TAG + bytes([len(language)]) + language)
     return path
+
+
+def saved(path: str | Path) -> bool:
+    """Whether there is what `save` writes to `path` + .txt or .model."""
+    return any(Path(f'{path}{suffix}').is_file() for suffix in KINDS.values())
 
 
 def load(path: str | Path) -> Vocabulary:

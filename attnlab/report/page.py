@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnlab import files
 from attnlab.errors import UserError
 from attnlab.report import figures
 from attnlab.tasks import heatmap
@@ -95,7 +96,7 @@ def write(path: str | Path, title: str, sections: Sequence[str]) -> None:
     head = ('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f'<title>{escape(title)}</title>\n<style>\n{STYLE}\n</style>\n</head>\n<body>\n')
-    Path(path).write_text(f'{head}<h1>{escape(title)}</h1>\n' + '\n'.join(sections) + '\n</body>\n</html>\n', 'utf-8')
+    files.write(path, f'{head}<h1>{escape(title)}</h1>\n' + '\n'.join(sections) + '\n</body>\n</html>\n')
 
 
 def section(heading: str, *blocks: str) -> str:

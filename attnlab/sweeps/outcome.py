@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from attnlab import files
 from attnlab.errors import UserError
 
 Status = Literal['waiting', 'running', 'done', 'failed', 'pruned']
@@ -158,26 +159,25 @@ def forget(folder: Path, name: str) -> None:
 def write(path: Path, tree: Mapping[str, Any]) -> None:
     """Writes JSON that a reader sees whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(_partial(path, tree), path)
+    files.write(path, _json(tree))
 
 
 def create(path: Path, tree: Mapping[str, Any]) -> bool:
     """Writes JSON where there is no such file yet, and says whether that was so: of several, one does."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _partial(path, tree)
+    part = files.beside(path)
     try:
-        os.link(partial, path)  # unlike a rename, refused where the name is taken
+        part.write_text(_json(tree), encoding='utf-8')
+        os.link(part, path)  # unlike a rename, refused where the name is taken
     except FileExistsError:
         return False
     finally:
-        partial.unlink()
+        part.unlink(missing_ok=True)
     return True
 
 
-def _partial(path: Path, tree: Mapping[str, Any]) -> Path:
-    partial = path.with_name(f'{path.name}.{socket.gethostname()}.{os.getpid()}.partial')
-    partial.write_text(json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + '\n', encoding='utf-8')
-    return partial
+def _json(tree: Mapping[str, Any]) -> str:
+    return json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + '\n'
 
 
 def load(path: Path) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab import config as configs
+from attnlab import files
 from attnlab.report import sweep as page
 from attnlab.report.values import described, shown
 from attnlab.sweeps import outcome, seeds, sensitivity
@@ -37,14 +38,12 @@ def write_table(sweep: Sweep) -> Path:
     varied = seeds.values(sweep)
     keys = list(next(iter(varied.values()), {}))
     path = sweep.folder / 'table.csv'
-    partial = path.with_name(f'{path.name}.{os.getpid()}.partial')
-    with partial.open('w', encoding='utf-8', newline='') as file:
+    with files.replaced(path) as part, part.open('w', encoding='utf-8', newline='') as file:
         lines = csv.writer(file)
         lines.writerow(['number', 'status', *keys, f'best_{sweep.metric or "score"}', 'best_step', 'seconds', 'reason'])
         for row in sweep.rows:
             cells = [_exact(value) for value in varied[row.number].values()]
             lines.writerow([row.number, row.status, *cells, row.value, row.step, row.seconds, row.reason])
-    partial.replace(path)
     return path
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from attnlab import config as configs
+from attnlab import files
 from attnlab.errors import UserError
 from attnlab.report.sweep import spread
 from attnlab.report.values import described
@@ -49,10 +50,7 @@ def write(sweep: Sweep, path: str | os.PathLike) -> Row:
     at = seeds.best(sweep, found)
     if at is None:
         raise UserError(f'{sweep.folder}: no point is done yet, so there is no best one')
-    text = _text(sweep, found[at], path)
-    partial = path.with_name(f'{path.name}.{os.getpid()}.partial')
-    partial.write_text(text, encoding='utf-8')
-    partial.replace(path)
+    files.write(path, _text(sweep, found[at], path))
     return found[at].done[0]
 
 

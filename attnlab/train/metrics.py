@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from attnlab import files
 from attnlab.errors import RunError
 
 Write = Callable[[int, str, dict[str, float]], None]
@@ -67,9 +68,7 @@ def _cut(path: Path, step: int) -> None:
     kept = [line for line in read_lines(path) if json.loads(line)['step'] <= step]
     text = ''.join(line + '\n' for line in kept)
     if path.exists() and path.read_text(encoding='utf-8') != text:
-        new = path.with_suffix('.new')
-        new.write_text(text, encoding='utf-8')
-        new.replace(path)
+        files.write(path, text)
 
 
 def read_lines(path: Path) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from attnlab import config as configs
-from attnlab import tasks
+from attnlab import files, tasks
 from attnlab.errors import UserError
 from attnlab.tasks.task import Params
 from attnlab.train import checkpoint, loop, processes
@@ -53,6 +53,7 @@ def train(
     task = kind.build(config, workdir)
     if profile is not None and profile[1] > (total := loop.plan(config, task.examples).total):
         raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
+    processes.together('each has seen what there was before the first one writes')
     if processes.first():
         workdir.mkdir(parents=True, exist_ok=True)
         configs.save(config, saved)
@@ -104,5 +105,5 @@ def evaluate(workdir: Path, split: str | None = None) -> tuple[str, dict[str, An
     scores = kind.evaluate(run.config, workdir, run.params, split)
     scores |= {'step': run.step, 'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
     text = json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False)
-    (workdir / f'scores-{split}.json').write_text(text + '\n', encoding='utf-8')
+    files.write(workdir / f'scores-{split}.json', text + '\n')
     return split, scores

@@ -50,6 +50,15 @@ def test_batches_hold_every_sentence_with_its_end(tmp_path):
     assert texts == sorted(corpus.read(config.data, 'train', config.seed).target)
 
 
+def test_a_kill_between_the_two_vocabularies_is_made_good(tmp_path):
+    config = tiny_config()
+    train = corpus.read(config.data, 'train', 0)
+    both = corpus.vocabularies(config.data, tmp_path, train)
+    corpus.save(both, tmp_path)
+    (tmp_path / 'vocabulary/target.txt').unlink()
+    assert corpus.vocabularies(config.data, tmp_path, train) == both
+
+
 def test_long_sentences_are_cut_before_their_end_and_counted(tmp_path, caplog):
     config = tiny_config()
     vocabulary = corpus.vocabularies(config.data, tmp_path, corpus.read(config.data, 'train', 0))[0]

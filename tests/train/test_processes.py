@@ -72,6 +72,16 @@ def test_two_processes_of_four_devices_and_on_with_one(tmp_path, mesh):
     same(tmp_path / 'ten', pair, 1e-6)
 
 
+def test_none_writes_before_all_have_read(tmp_path, monkeypatch):
+    """What the first one has half written must not be what another one finds."""
+    monkeypatch.setattr(run.processes, 'together', lambda what: there.append(sorted(tmp_path.rglob('*'))))
+    there = []
+    config = tiny_language(tmp_path / 'data', train__duration='1 steps')
+    run.train(config, tmp_path / 'run')
+    assert not [path for path in there[0] if path.is_relative_to(tmp_path / 'run')]
+    assert tmp_path / 'run/vocabulary/text.json' in there[1]
+
+
 def children(pid):
     listed = subprocess.run(['ps', '-o', 'pid=', '--ppid', str(pid)], capture_output=True, text=True).stdout
     return sorted(map(int, listed.split()))

@@ -64,10 +64,10 @@ def read(data: Any, split: str, seed: int, linked: bool = True) -> Pairs:
 
 def vocabularies(data: Any, workdir: Path, train: Pairs | None = None) -> tuple[Vocabulary, Vocabulary]:
     """(source, target): those that lie in a run's directory, or where they do not yet, built from `train`."""
-
     names = languages(data)
-    if train is None or any((workdir / 'vocabulary').glob('source.*')):
-        source, target = (vocabulary.load(workdir / 'vocabulary' / side) for side in SIDES)
+    paths = [workdir / 'vocabulary' / side for side in SIDES]
+    if train is None or all(map(vocabulary.saved, paths)):  # one alone was left by a kill between the two
+        source, target = map(vocabulary.load, paths)
     elif data.shared:
         both = [(train.source, names[0]), (train.target, names[1])]
         source = vocabulary.build_shared(data.vocabulary, both, data.vocabulary_size)

@@ -63,7 +63,7 @@ def read(data: Any, split: str, seed: int) -> list[Text]:
 def vocabulary(data: Any, workdir: Path, train: Sequence[Text] | None = None) -> Tokens:
     """The tokens that lie in a run's directory, or where there are none yet, built from `train`."""
     path = workdir / 'vocabulary' / 'text'
-    if train is None or any(path.parent.glob('text.*')):
+    if train is None or tokens.saved(path):
         return tokens.load(path)
     return tokens.build(data.vocabulary, train, data.vocabulary_size, documents=bool(data.documents))
 

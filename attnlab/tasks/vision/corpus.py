@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnlab import files
 from attnlab.config import check_fields
 from attnlab.data import batches, digits, images
 from attnlab.data.augment import Augment
@@ -161,7 +162,7 @@ def scale_of(whole: Images) -> Scale:
 
 def save(scale: Scale, workdir: Path) -> None:
     """Writes it where `load` looks for it."""
-    (workdir / 'images.json').write_text(json.dumps(scale._asdict(), indent=1) + '\n', encoding='utf-8')
+    files.write(workdir / 'images.json', json.dumps(scale._asdict(), indent=1) + '\n')
 
 
 def load(workdir: Path) -> Scale:

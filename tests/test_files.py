@@ -1,0 +1,47 @@
+"""Files that are there whole or not at all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnlab import files
+
+KILLED = """
+import os, sys
+from attnlab import files
+with files.replaced(sys.argv[1]) as part:
+    part.write_bytes(b'half')
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_file_takes_the_old_ones_place(tmp_path):
+    path = tmp_path / 'scores.json'
+    files.write(path, 'é\r\n')
+    assert path.read_bytes() == b'\xc3\xa9\r\n'
+    with files.replaced(path) as part:
+        part.write_bytes(b'new')
+        assert path.read_bytes() == b'\xc3\xa9\r\n'
+    assert path.read_bytes() == b'new' and list(tmp_path.iterdir()) == [path]
+
+
+def test_after_an_error_the_old_one_stands(tmp_path):
+    path = tmp_path / 'scores.json'
+    files.write(path, b'old')
+    with pytest.raises(OSError, match='full'), files.replaced(path) as part:
+        part.write_bytes(b'half')
+        raise OSError('the disk is full')
+    assert path.read_bytes() == b'old' and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_kill_leaves_the_old_one(tmp_path):
+    path = tmp_path / 'scores.json'
+    files.write(path, b'old')
+    env = {**os.environ, 'PYTHONPATH': str(Path(files.__file__).parents[1])}
+    assert subprocess.run([sys.executable, '-c', KILLED, path], env=env, check=False).returncode == -9
+    assert path.read_bytes() == b'old'
+    files.write(path, b'new')
+    assert path.read_bytes() == b'new'
