@@ -1,16 +1,21 @@
-"""A training step of the Vision Transformer beside the same step in PyTorch, and where the time goes."""
+"""A training step of the Vision Transformer beside the same step in PyTorch, where the time goes, and the input."""
 
 from collections.abc import Callable, Sequence
+from itertools import count
+from statistics import median
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from attnlab.bench import peers, steps
 from attnlab.bench.timing import interleave
+from attnlab.data.images import SIDE, Images
 from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.layers.block import Recipe
 from attnlab.models.vision import VisionTransformer
+from attnlab.tasks.vision import corpus
 
 
 class Sizes(NamedTuple):
@@ -33,8 +38,10 @@ LARGER = Sizes(width=256, layers=6, mlp_width=1024, batch=64)
 
 
 def main() -> None:
-    """Prints images a second of each side, ratios, and shares of our training step, for a small and a larger model."""
+    """Prints images a second of each side, ratios, and shares of our training step, for a small and a larger model;
+    and images a second that batches are made of."""
     measure((Sizes(), LARGER), rounds=9, seconds=20.0)
+    print(inputs(Sizes().batch, rounds=9, seconds=20.0))
 
 
 def measure(models: Sequence[Sizes], rounds: int, seconds: float) -> None:
@@ -107,3 +114,36 @@ def products(sizes: Sizes) -> steps.Shapes:
     attention = [*[((tokens, D), (D, D))] * 4, (head, (B, N, D // N, T)), ((B, N, T, T), head)]
     blocks = [*attention, ((tokens, D), (D, F)), ((tokens, F), (F, D))] * sizes.layers
     return [((tokens, 3 * sizes.patch**2), (3 * sizes.patch**2, D)), *blocks, ((B, D), (D, sizes.classes))]
+
+
+# The input
+
+BATCHES = 20
+"""Made in a row to be timed once."""
+
+PLAIN = dict(crop=4, flip=True, policy='none', operations=2, strength=0.5, erase=0.0, mixup=0.0, cutmix=0.0)
+INPUTS = {
+    'crop, flip': PLAIN,
+    'and trivial': PLAIN | dict(policy='trivial'),
+    'and rand, erase, mix': PLAIN | dict(policy='rand', erase=0.25, mixup=0.8, cutmix=1.0),
+}
+
+
+def inputs(B: int, rounds: int, seconds: float) -> str:
+    """Images a second that batches are made of, by what is done to them: a table, from 50,000 images of noise."""
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (50_000, SIDE, SIDE, 3), np.uint8)
+    whole = Images(pixels, random.integers(0, 10, len(pixels), np.int32), tuple('0123456789'))
+
+    def maker(fields: dict[str, Any]) -> Callable[[], None]:
+        batch, turns = corpus.batch_of(ConfigDict(fields), whole, B, seed=0), count()
+
+        def make() -> None:
+            for _ in range(BATCHES):
+                batch(next(turns))
+
+        return make
+
+    times = interleave({name: maker(fields) for name, fields in INPUTS.items()}, rounds, seconds=seconds)
+    rows = [f'{name:<24}{BATCHES * B / median(each):18,.0f}' for name, each in times.items()]
+    return '\n'.join([f'\nbatches of {B} for CIFAR', f'{"made in NumPy":<24}{"images a second":>18}', *rows])

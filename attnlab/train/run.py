@@ -1,6 +1,10 @@
 """A run's directory: trained, loaded, scored; the task is whatever its config names."""
 
+import fcntl
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,12 +58,32 @@ def train(
     if profile is not None and profile[1] > (total := loop.plan(config, task.examples).total):
         raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
     processes.together('each has seen what there was before the first one writes')
-    if processes.first():
-        workdir.mkdir(parents=True, exist_ok=True)
-        configs.save(config, saved)
-        task.save(workdir)
-    processes.together('the work directory is there')
-    return loop.train(config, task, workdir, params, debug_nans=debug_nans, profile=profile, watch=watch)
+    with _alone(workdir):
+        if processes.first():
+            configs.save(config, saved)
+            task.save(workdir)
+        processes.together('the work directory is there')
+        return loop.train(config, task, workdir, params, debug_nans=debug_nans, profile=profile, watch=watch)
+
+
+@contextmanager
+def _alone(workdir: Path) -> Iterator[None]:
+    """Makes a run's directory and holds it, until this process ends at the latest; UserError where another does."""
+    if not processes.first():  # who holds it for all
+        yield
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
+    folder = os.open(workdir, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f'{workdir} is being trained by another process') from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(folder)
 
 
 def _started(config: Any) -> Params:

@@ -29,6 +29,13 @@ def test_the_products_are_those_of_the_program():
     assert found == expected
 
 
+def test_batches_are_made_of_every_kind():
+    _, title, head, *rows = vit.inputs(8, rounds=1, seconds=1.0).splitlines()
+    assert 'batches of 8' in title and head.endswith('images a second')
+    assert [row[:24].strip() for row in rows] == list(vit.INPUTS)
+    assert all(float(row.split()[-1].replace(',', '')) > 0 for row in rows)
+
+
 @pytest.mark.peers
 def test_a_table_of_all_sides(monkeypatch, capsys):
     from attnlab.bench import vit_torch as peer

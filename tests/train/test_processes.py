@@ -1,5 +1,6 @@
 """Runs of several processes, by the command line: the same numbers, and an end for all where one ends."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import attnlab
+from attnlab.errors import UserError
 from attnlab.launch import free_port
 from attnlab.train import metrics, run
 from tests.tasks.conftest import LINES, STEPS, TRANSFORMER, tiny_language
@@ -80,6 +82,19 @@ def test_none_writes_before_all_have_read(tmp_path, monkeypatch):
     run.train(config, tmp_path / 'run')
     assert not [path for path in there[0] if path.is_relative_to(tmp_path / 'run')]
     assert tmp_path / 'run/vocabulary/text.json' in there[1]
+
+
+def test_a_directory_that_is_being_trained_is_refused(tmp_path):
+    config, workdir = tiny_language(tmp_path / 'data', train__duration='1 steps'), tmp_path / 'run'
+    workdir.mkdir()
+    folder = os.open(workdir, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with pytest.raises(UserError, match='run is being trained by another process'):
+        run.train(config, workdir)
+    assert not list(workdir.iterdir())
+    os.close(folder)
+    run.train(config, workdir)
+    run.train(config, workdir)  # it is given back
 
 
 def children(pid):
