@@ -43,3 +43,13 @@ def as_used() -> Iterator[None]:
     jaxtyping.config.update('jaxtyping_disable', True)
     yield
     jaxtyping.config.update('jaxtyping_disable', False)
+
+
+@pytest.fixture
+def quickly() -> Iterator[None]:
+    """With the compiler's optimiser off: for tests that run much code once and ask for no bits of it."""
+    import jax
+
+    jax.config.update('jax_disable_most_optimizations', True)
+    yield
+    jax.config.update('jax_disable_most_optimizations', False)

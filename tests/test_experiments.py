@@ -24,8 +24,8 @@ VISION = TRAIN | {
     'model.mlp_width': '16',
 }  # fmt: skip
 ALIKE = (  # no other code than the others
-    'gpt', 'llama', 'mixtral', 'base', 'big', 'multi30k', 'files', 'rnnsearch', 'cifar10_small', 'cifar10.',
-    'cifar10_pmap', 'cifar100', 'imagenet',
+    'gpt', 'llama', 'mixtral', 'base', 'big', 'multi30k', 'grammar_transformer', 'files', 'rnnsearch',
+    'cifar10_small', 'cifar10.', 'cifar10_pmap', 'cifar100', 'imagenet',
 )  # fmt: skip
 TEXT = [('the cat sleeps.', 'le chat dort.'), ('the dog sings.', 'le chien chante.')] * 10
 
@@ -94,7 +94,7 @@ def slow_if_alike(name):
 
 
 @pytest.mark.parametrize('experiment', [slow_if_alike(name) for name in EXPERIMENTS])
-def test_every_field_is_read(experiment, tmp_path, monkeypatch):
+def test_every_field_is_read(experiment, tmp_path, monkeypatch, quickly):
     write_corpus(tmp_path)
     config = configs.load(experiment, overrides(experiment, tmp_path))
     names = {id(config): ''} | {id(config[key]): f'{key}.' for key in config if isinstance(config[key], ConfigDict)}
@@ -112,7 +112,7 @@ def test_every_field_is_read(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(ConfigDict, '__getitem__', recorded)
     kind = run.tasks.module(config)
     run.train(config, tmp_path / 'run')
-    init = kind.init(config, tmp_path / 'run')
+    init = jax.jit(kind.init(config, tmp_path / 'run'))
     kind.evaluate(config, tmp_path / 'run', init(jax.random.key(0)), kind.SPLIT)
     assert everything - read == set()
 

@@ -84,7 +84,7 @@ def test_no_value_grows_with_the_square_of_the_length(name):
     assert min(ratios(largest, 'dense', name)) > 3.9
 
 
-@pytest.mark.parametrize('name', ['plain', 'causal'])
+@pytest.mark.parametrize('name', [pytest.param('plain', marks=pytest.mark.slow), 'causal'])
 def test_the_compiled_gradient_takes_memory_linear_in_the_length(name):
     assert max(ratios(temporaries, 'blockwise', name)) <= GROWTH
     assert min(ratios(temporaries, 'dense', name, LENGTHS[:3])) > 3.5

@@ -101,7 +101,7 @@ def test_no_logit_depends_on_what_comes_later(name, changed):
         assert jnp.all(found[jnp.tril_indices(T)] > 0)
 
 
-@pytest.mark.parametrize('name', ['plain', 'post', 'experts'])
+@pytest.mark.parametrize('name', ['plain', 'post', pytest.param('experts', marks=pytest.mark.slow)])
 def test_a_scan_over_blocks_is_their_loop_and_what_is_computed_again_is_the_same(name):
     loop = model(VARIANTS[name])
     params = started(loop)['params']

@@ -1,5 +1,6 @@
 """The recurrent encoder-decoder: PyTorch's numbers, Flax's cell, and what padding and labels may change."""
 
+from functools import partial
 from pathlib import Path
 
 import flax.linen as nn
@@ -14,6 +15,7 @@ from attnlab.kernels.losses import cross_entropy
 from attnlab.layers.recurrent import GRUCell
 from attnlab.models.recurrent import RecurrentSeq2Seq
 from attnlab.tasks.align.translator import shift
+from tests.quick import QUICK
 
 GOLDEN = Path(__file__).parents[1] / 'golden' / 'recurrent.npz'
 TOLERANCE = 64 * float(np.finfo(np.float32).eps)
@@ -21,6 +23,8 @@ V, EMBEDDING, HIDDEN = 13, 6, 5
 BOS, EOS = 2, 3
 LONG = [5, 8, 12, 4, 6, 11, 9, 7, EOS]
 SHORT = [7, 9, 4, EOS]
+
+quick = partial(jax.jit, compiler_options=QUICK)
 
 
 def make(cell='gru', attention='additive', layers=1, bidirectional=True, reverse=False):
@@ -129,7 +133,7 @@ def test_no_gradient_flows_through_padding(attention):
     model, params = make(attention=attention)
     source, labels = pad(LONG, SHORT, width=9), pad([6, EOS], [9, 4, 5, EOS], width=5)
 
-    @jax.jit
+    @quick
     @jax.grad
     def gradient(params):
         logits, _ = model.apply({'params': params}, source, shift(labels))
@@ -144,9 +148,10 @@ def test_no_gradient_flows_through_padding(attention):
 def test_what_stands_in_padding_does_not_matter_not_even_nan(attention):
     model, params = make(attention=attention)
     source, inputs = pad(LONG, SHORT, width=9), pad([BOS, 6], [BOS, 9], width=2)
-    expected = model.apply({'params': params}, source, inputs)
+    run = quick(lambda params: model.apply({'params': params}, source, inputs))
+    expected = run(params)
     params['embed_source']['embedding'] = params['embed_source']['embedding'].at[0].set(jnp.nan)
-    jax.tree.map(np.testing.assert_array_equal, model.apply({'params': params}, source, inputs), expected)
+    jax.tree.map(np.testing.assert_array_equal, run(params), expected)
 
 
 @pytest.mark.parametrize('t', [0, 1, 3])
@@ -156,7 +161,7 @@ def test_a_label_changes_only_the_logits_behind_it(attention, t):
     source, labels = pad(LONG, width=9), pad([6, 4, 9, 8, EOS], width=5)
     changed = labels.at[0, t].set(11)
     assert shift(labels).tolist() == [[BOS, 6, 4, 9, 8]]
-    run = jax.jit(lambda labels: model.apply({'params': params}, source, shift(labels))[0])
+    run = quick(lambda labels: model.apply({'params': params}, source, shift(labels))[0])
     differs = np.any(np.asarray(run(labels)) != np.asarray(run(changed)), axis=(0, 2))
     assert differs.tolist() == [position > t for position in range(5)]
 
@@ -166,9 +171,10 @@ def test_a_label_changes_only_the_logits_behind_it(attention, t):
 def test_steps_of_use_are_the_rows_of_training(cell, attention):
     model, params = make(cell, attention)
     source, inputs = pad(LONG, SHORT, width=9), pad([BOS, 6, 4], [BOS, 9, 9], width=3)
-    logits, weights = model.apply({'params': params}, source, inputs)
-    state, memory = model.apply({'params': params}, source, method='encode')
-    decode = jax.jit(lambda state, tokens: model.apply({'params': params}, state, memory, tokens, method='decode'))
+    variables = {'params': params}
+    logits, weights = quick(model.apply)(variables, source, inputs)
+    state, memory = quick(partial(model.apply, method='encode'))(variables, source)
+    decode = quick(lambda state, tokens: model.apply(variables, state, memory, tokens, method='decode'))
     for t in range(inputs.shape[1]):
         state, step_logits, step_weights = decode(state, inputs[:, t])
         np.testing.assert_allclose(step_logits, logits[:, t], rtol=1e-6, atol=1e-5)
@@ -182,14 +188,15 @@ def test_a_fixed_context_has_nothing_to_attend_with():
     assert set(attending['step']) == {'recurrence', 'attend'}
     source = pad(LONG, SHORT, width=9)
     fixed, _ = make(attention='none')
-    logits, weights = fixed.apply({'params': params}, source, source)
+    logits, weights = quick(fixed.apply)({'params': params}, source, source)
     assert weights.shape == (2, 9, 0) and logits.shape == (2, 9, V)
 
 
 def test_rows_of_attention_sum_to_one():
     for attention in ('additive', 'dot'):
         model, params = make(attention=attention)
-        _, weights = model.apply({'params': params}, pad(LONG, SHORT, width=9), pad([BOS, 6], [BOS, 9], width=2))
+        source, inputs = pad(LONG, SHORT, width=9), pad([BOS, 6], [BOS, 9], width=2)
+        _, weights = quick(model.apply)({'params': params}, source, inputs)
         np.testing.assert_allclose(jnp.sum(weights, axis=-1), 1.0, rtol=1e-6)
 
 
@@ -197,7 +204,8 @@ def test_dropout_needs_a_key_and_changes_the_logits():
     model, params = make()
     model = model.clone(dropout=0.5)
     source, inputs = pad(LONG, width=9), pad([BOS, 6], width=2)
-    run = lambda seed: model.apply({'params': params}, source, inputs, False, rngs={'dropout': jax.random.key(seed)})[0]
+    rngs = lambda seed: {'dropout': jax.random.key(seed)}
+    run = quick(lambda seed: model.apply({'params': params}, source, inputs, False, rngs=rngs(seed))[0])
     assert np.array_equal(run(0), run(0)) and not np.array_equal(run(0), run(1))
 
 
@@ -252,11 +260,12 @@ def test_the_original_to_the_letter(attends):
     random = np.random.default_rng(5)
     params = jax.tree.map(lambda x: random.standard_normal(x.shape) / 2, shapes)
     single = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-    logits, _ = model.apply({'params': single}, source, inputs)
+    logits, _ = quick(model.apply)({'params': single}, source, inputs)
     for row, sentence in enumerate((LONG, SHORT)):
         expected = appendix(params, sentence, inputs[row].tolist(), attends)
         np.testing.assert_allclose(logits[row], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
-    state, memory = model.apply({'params': single}, source, method='encode')
+    state, memory = quick(partial(model.apply, method='encode'))({'params': single}, source)
+    decode = quick(lambda state, tokens: model.apply({'params': single}, state, memory, tokens, method='decode'))
     for t in range(3):
-        state, one, _ = model.apply({'params': single}, state, memory, inputs[:, t], method='decode')
+        state, one, _ = decode(state, inputs[:, t])
         np.testing.assert_allclose(one, logits[:, t], rtol=0, atol=TOLERANCE * np.abs(logits).max())

@@ -1,6 +1,7 @@
 """The Vision Transformer: forms of one layer, where tokens stand, what pooling reads, and published sizes."""
 
 import dataclasses
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -16,6 +17,8 @@ from attnlab.layers.patches import AttentionPool, ConvolutionalTokens, GridRotar
 from attnlab.models.resnet import ResNet
 from attnlab.models.vision import VisionTransformer
 from tests.quick import QUICK
+
+quick = partial(jax.jit, compiler_options=QUICK)
 
 IMAGE, PATCH, CLASSES, D = (8, 16), (4, 4), 5, 16
 ROWS, COLUMNS = 2, 4
@@ -34,7 +37,7 @@ def pictures(B=2, shape=IMAGE, C=3):
 def started(made, images=None):
     """Parameters, none of them at a start that hides it, such as zero."""
     images = pictures(shape=made.image) if images is None else images
-    params = jax.jit(made.init, compiler_options=QUICK)(jax.random.key(0), images)['params']
+    params = quick(made.init)(jax.random.key(0), images)['params']
     leaves, tree = jax.tree.flatten(params)
     random = np.random.default_rng(1)
     return tree.unflatten([x + jnp.asarray(0.3 * random.normal(size=x.shape), x.dtype) for x in leaves])
@@ -42,20 +45,21 @@ def started(made, images=None):
 
 def logits(made, params, images, **kwargs):
     apply = lambda params, images: made.apply({'params': params}, images, **kwargs)[0]
-    return jax.jit(apply, compiler_options=QUICK)(params, images)
+    return quick(apply)(params, images)
 
 
 def test_patchify_and_a_product_are_a_convolution():
     images = pictures()
     layers = {form: PatchEmbedding(D, (4, 2), form) for form in ('product', 'convolution')}
-    params = layers['product'].init(jax.random.key(0), images)
+    params = quick(layers['product'].init)(jax.random.key(0), images)
     shapes = jax.tree.map(jnp.shape, params['params'])
     assert shapes == {'kernel': (4, 2, 3, D), 'bias': (D,)}
-    both = [layer.apply(params, images) for layer in layers.values()]
+    both = [quick(layer.apply)(params, images) for layer in layers.values()]
     np.testing.assert_allclose(both[0], both[1], atol=1e-5)
     conv = nn.Conv(D, (4, 2), (4, 2), padding='VALID')
     np.testing.assert_allclose(conv.apply(params, images).reshape(2, -1, D), both[1], atol=1e-5)
-    gradients = [jax.grad(lambda p, f=layer: jnp.sum(jnp.sin(f.apply(p, images))))(params) for layer in layers.values()]
+    loss = lambda layer: lambda params: jnp.sum(jnp.sin(layer.apply(params, images)))
+    gradients = [quick(jax.grad(loss(layer)))(params) for layer in layers.values()]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *gradients)
 
 
@@ -144,9 +148,8 @@ def test_what_each_pooling_has():
 def test_the_head_reads_what_the_pooling_says(pool):
     made = model(pool=pool, registers=2)
     params, images = started(made), pictures()
-    (found, _), kept = made.apply(
-        {'params': params}, images, capture_intermediates=lambda module, name: module.name == 'stack'
-    )
+    called = lambda module, name: (module.name, name) == ('stack', '__call__')
+    (found, _), kept = quick(partial(made.apply, capture_intermediates=called))({'params': params}, images)
     x = np.asarray(kept['intermediates']['stack']['__call__'][0][0], np.float64)
     assert x.shape == (2, 8 + made.prefix, D)
     if pool == 'mean':
@@ -164,7 +167,8 @@ def test_the_head_reads_what_the_pooling_says(pool):
 def test_every_register_and_every_pixel_matters():
     made = model(registers=2, pool='class')
     params, images = started(made), pictures()
-    slopes = jax.grad(lambda p, x: jnp.sum(jnp.sin(made.apply({'params': p}, x)[0])), argnums=(0, 1))(params, images)
+    loss = lambda params, images: jnp.sum(jnp.sin(made.apply({'params': params}, images)[0]))
+    slopes = quick(jax.grad(loss, argnums=(0, 1)))(params, images)
     assert all(float(jnp.max(jnp.abs(x))) > 0 for x in jax.tree.leaves(slopes[0]) if x.size > 2 * 8)
     assert float(jnp.min(jnp.max(jnp.abs(slopes[1]), axis=(0, 3)))) > 0
 
@@ -174,11 +178,11 @@ def test_the_tokenizer_halves_the_grid_and_uses_all_of_the_image():
     assert made.grid == tokens_grid((9, 16), 2) == (3, 4)
     images = pictures(shape=(9, 16))
     layer = ConvolutionalTokens((6,), D)
-    params = layer.init(jax.random.key(0), images)
-    tokens = layer.apply(params, images)
+    params = quick(layer.init)(jax.random.key(0), images)
+    tokens = quick(layer.apply)(params, images)
     assert tokens.shape == (2, 12, D) and 'bias' not in params['params']['convolution_0']
     assert model(image=(32, 32), embedding='tokenizer', channels=(64,)).grid == (8, 8)
-    slope = jax.grad(lambda x: jnp.sum(jnp.sin(layer.apply(params, x))))(images)
+    slope = quick(jax.grad(lambda x: jnp.sum(jnp.sin(layer.apply(params, x)))))(images)
     assert float(jnp.mean(jnp.any(slope != 0, axis=(0, 3)))) > 0.9
     assert logits(made, started(made, images), images).shape == (2, CLASSES)
 
@@ -198,7 +202,7 @@ def test_variants_of_blocks(change):
     made = model(dataclasses.replace(RECIPE, **change), positions='rotary', pool='class', registers=1)
     scanned = made.clone(scan=True, remat='full')
     params, images = started(made), pictures()
-    said = made.apply({'params': params}, images)[1]
+    said = jax.eval_shape(made.apply, {'params': params}, images)[1]
     assert bool(said) == ('experts' in change)
     stack = params['stack']
     blocks = jax.tree.map(lambda *x: jnp.stack(x), stack['block_0'], stack['block_1'])
@@ -240,9 +244,10 @@ def test_attention_pooling_of_equal_scores_is_the_mean():
 
 def test_the_residual_network():
     made, images = ResNet(CLASSES, 8, 2), pictures(shape=(16, 16))
-    params = made.init(jax.random.key(0), images)['params']
-    alone = made.apply({'params': params}, images[:1])
-    np.testing.assert_allclose(made.apply({'params': params}, images)[:1], alone, atol=1e-5)  # neighbours say nothing
+    params = quick(made.init)(jax.random.key(0), images)['params']
+    apply = quick(made.apply)
+    alone = apply({'params': params}, images[:1])
+    np.testing.assert_allclose(apply({'params': params}, images)[:1], alone, atol=1e-5)  # neighbours say nothing
     convolutions = [name for name in params if 'norm' not in name and name not in ('head', 'stage_1_block_0_shortcut',
                     'stage_2_block_0_shortcut')]  # fmt: skip
     assert len(convolutions) == 1 + 3 * 2 * 2

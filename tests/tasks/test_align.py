@@ -248,6 +248,7 @@ def test_words_of_sub_words_add_up():
     np.testing.assert_allclose(joined, [[0.6, 0.4, 0.0], [0.0, 0.0, 1.0]])
 
 
+@pytest.mark.slow
 def test_files_of_ones_own(tmp_path, capsys):
     pairs = corpus.read(tiny_config().data, 'train', 0)
     for split in ('train', 'valid', 'test'):

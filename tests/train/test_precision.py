@@ -93,7 +93,7 @@ def losses(made, folder, dtype, steps=80):
     return told
 
 
-@pytest.mark.parametrize('made', [language, vision])
+@pytest.mark.parametrize('made', [language, pytest.param(vision, marks=pytest.mark.slow)])
 def test_it_learns_about_as_in_float32(made, tmp_path):
     half, full = (losses(made, tmp_path, dtype) for dtype in ('float16', 'float32'))
     assert 'skipped' not in full[0] and half[-1]['skipped'] <= 2

@@ -74,7 +74,7 @@ def slowly(mesh):
 
 
 @pytest.mark.parametrize(
-    'mesh', ['fsdp=8', 'data=2,sequence=4', 'fsdp=2,tensor=2,sequence=2', slowly('data=2,tensor=4')]
+    'mesh', ['fsdp=8', 'data=2,sequence=4', *map(slowly, ('fsdp=2,tensor=2,sequence=2', 'data=2,tensor=4'))]
 )
 def test_parts_of_a_model_over_eight_devices(plain, tmp_path, mesh):
     same(plain, language(tmp_path, LANGUAGE, mesh))

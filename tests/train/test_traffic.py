@@ -57,7 +57,7 @@ def test_a_loop_of_unknown_turns_is_refused():
         traffic.collectives(program(f, x))
 
 
-@pytest.mark.parametrize('mesh', ['fsdp=8', 'fsdp=2,tensor=4'])
+@pytest.mark.parametrize('mesh', [pytest.param('fsdp=8', marks=pytest.mark.slow), 'fsdp=2,tensor=4'])
 def test_what_lies_on_a_device_is_what_was_counted(tmp_path, mesh):
     config = tiny_language(tmp_path, train__mesh=mesh, **WIDE)
     task = tasks.module(config).build(config, tmp_path / 'run')
