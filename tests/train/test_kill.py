@@ -81,6 +81,7 @@ def starter():
 
 def start(process, log, argv, kill=None):
     """Starts a command and returns its exit code; `kill()` says when to kill it."""
+    log.write_text('')  # it may be killed before it has opened it
     process.stdin.write('\t'.join([str(log), *argv, '']).removesuffix('\t').encode() + b'\n')
     process.stdin.flush()
     group = int(process.stdout.readline())
