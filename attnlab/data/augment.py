@@ -32,8 +32,8 @@ class Augment:
     policy: 'trivial', one of `OPERATIONS` at a random strength (Mueller and Hutter 2021); 'rand', `operations` of them,
       one after the other, at `strength` from 0 to 1 (Cubuk et al. 2020, whose M of 10 is a strength of M / 10).
     erase: how often a box of 2 to 33 % of its area is filled with noise (Zhong et al. 2020).
-    mixup, cutmix: alpha of the Beta(alpha, alpha) by which it is blended with another image of the batch (Zhang et al.
-      2018), or a box of it taken from the other (Yun et al. 2019); 0 for none; with both, one is drawn for each batch.
+    mixup, cutmix: alpha of the Beta(alpha, alpha) by which it is blended with another of the images (Zhang et al.
+      2018), or a box of it taken from the other (Yun et al. 2019); 0 for none; with both, one is drawn for each call.
     """
 
     crop: int = 0
@@ -87,10 +87,15 @@ def cropped(pixels: np.ndarray, margin: int, flip: bool, random: Random) -> np.n
     return framed[np.arange(B)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def boxes(B: int, H: int, W: int, areas: np.ndarray, ratios: np.ndarray, random: Random) -> np.ndarray:
-    """[B, H, W], True in a box of about that part of the image's area and that height by width, cut at its borders."""
+def boxes(B: int, H: int, W: int, areas: np.ndarray, ratios: np.ndarray, random: Random, cut: bool) -> np.ndarray:
+    """[B, H, W], True in a box of about that part of the image's area and that height by width.
+
+    cut: its middle is anywhere, and it ends at the borders; else it lies within them, less oblong where it must.
+    """
+    ratios = ratios if cut else np.clip(ratios, areas, 1 / areas)
     tall, wide = H * np.sqrt(areas * ratios), W * np.sqrt(areas / ratios)
-    row, column = random.uniform(0, H, B), random.uniform(0, W, B)
+    edges = (0.0, 0.0) if cut else (tall / 2, wide / 2)
+    row, column = (random.uniform(edge, side - edge, B) for edge, side in zip(edges, (H, W), strict=True))
     in_rows = np.abs(np.arange(H) + 0.5 - row[:, None]) < tall[:, None] / 2
     in_columns = np.abs(np.arange(W) + 0.5 - column[:, None]) < wide[:, None] / 2
     return in_rows[:, :, None] & in_columns[:, None, :]
@@ -102,7 +107,7 @@ def erased(pixels: np.ndarray, rate: float, random: Random) -> np.ndarray:
     chosen = np.flatnonzero(random.random(B) < rate)
     n = len(chosen)
     ratios = np.exp(random.uniform(np.log(0.3), np.log(1 / 0.3), n))
-    inside = boxes(n, H, W, random.uniform(0.02, 0.33, n), ratios, random)
+    inside = boxes(n, H, W, random.uniform(0.02, 0.33, n), ratios, random, cut=False)
     noise = random.integers(256, size=(n, H, W, C), dtype=np.uint8)
     out = pixels.copy()
     out[chosen] = np.where(inside[..., None], noise, pixels[chosen])
@@ -122,11 +127,15 @@ def blended(pixels: np.ndarray, other: np.ndarray, share: np.ndarray, random: Ra
 def pasted(pixels: np.ndarray, other: np.ndarray, share: np.ndarray, random: Random) -> tuple[np.ndarray, np.ndarray]:
     """The image with a box of the other one, and the part of its area that is left of it."""
     B, H, W, _ = pixels.shape
-    inside = boxes(B, H, W, 1 - share, np.ones(B), random)
+    inside = boxes(B, H, W, 1 - share, np.ones(B), random, cut=True)
     return np.where(inside[..., None], pixels[other], pixels), 1 - inside.mean(axis=(1, 2))
 
 
 # Operations on an image, at a strength from 0 to 1
+
+
+FARTHEST = 150 / 331
+"""Of an image's side, that it is shifted by (Cubuk et al. 2019, table 6)."""
 
 
 def operated(pixels: np.ndarray, strength: np.ndarray, random: Random) -> np.ndarray:
@@ -176,13 +185,13 @@ def shear_y(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.nd
 
 def translate_x(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
     one, none = _still(len(pixels))
-    far = 0.3 * pixels.shape[2] * strength * sign
+    far = FARTHEST * pixels.shape[2] * strength * sign
     return turned(pixels, _frame(one, none, none, one), np.stack([none, far], axis=-1))
 
 
 def translate_y(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
     one, none = _still(len(pixels))
-    far = 0.3 * pixels.shape[1] * strength * sign
+    far = FARTHEST * pixels.shape[1] * strength * sign
     return turned(pixels, _frame(one, none, none, one), np.stack([far, none], axis=-1))
 
 
@@ -225,7 +234,7 @@ def sharpness(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.
 
 
 def posterize(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    bits = np.rint(6 * strength).astype(np.uint8)  # dropped of eight
+    bits = np.rint(4 * strength).astype(np.uint8)  # dropped of eight
     return pixels & (np.uint8(255) << bits)[:, None, None, None]
 
 

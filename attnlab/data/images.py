@@ -70,7 +70,8 @@ URL = 'https://www.cs.toronto.edu/~kriz/'
 
 
 def cifar(name: str, split: str, folder: str | Path = '') -> Images:
-    """CIFAR-10 or CIFAR-100 (Krizhevsky 2009): 50,000 images to train on and 10,000 to test on, 32 x 32, RGB.
+    """CIFAR-10 or CIFAR-100 (Krizhevsky 2009): 50,000 images to train on and 10,000 to test on, 32 x 32, RGB; fewer
+    where the files of a folder have fewer.
 
     It is read from `folder` if given, else from $ATTNLAB_DATA/NAME if set, else from the cache ($XDG_CACHE_HOME or
     ~/.cache, attnlab/NAME), where the archive is downloaded if it is missing, its checksum compared.  A folder holds
@@ -99,7 +100,10 @@ def cifar(name: str, split: str, folder: str | Path = '') -> Images:
 def arrays(path: str | Path, classes: int, shape: Sequence[int]) -> Images:
     """An .npz file with `images` uint8 [n, H, W, C] and `labels` int [n], each from 0 to classes - 1."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        opened = np.load(path, allow_pickle=False)
+        if not isinstance(opened, np.lib.npyio.NpzFile):
+            raise ValueError('it is one array')
+        with opened as file:
             found = {name: file[name] for name in ('images', 'labels') if name in file}
     except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise UserError(f'{path}: cannot be read as .npz ({_brief(error)})') from None
@@ -210,7 +214,9 @@ def _names(layout: Layout, data: bytes, classes: int) -> tuple[str, ...]:
         names = tuple(data.decode('utf-8', 'replace').split())
     else:
         key = str(layout.label).removesuffix('s') + '_names'  # labels: label_names, fine_labels: fine_label_names
-        each = _unpickle(data, layout.names).get(key, ())
+        each = _unpickle(data, layout.names).get(key)
+        if not isinstance(each, list | tuple):
+            raise UserError(f'{layout.names}: {key} is a {type(each).__name__}; expected a list of names')
         names = tuple(name.decode('utf-8', 'replace') if isinstance(name, bytes) else str(name) for name in each)
     if len(names) != classes:
         raise UserError(f'{layout.names}: {len(names)} names of classes; expected {classes}')
@@ -230,7 +236,12 @@ def _records(layout: Layout, data: bytes, file: str, classes: int) -> tuple[np.n
         for key in ('data', layout.label):
             if key not in found:
                 raise UserError(f'{file}: there is no {key!r} in it')
-        labels, planes = np.asarray(found[layout.label]), np.asarray(found['data'])
+        try:
+            labels, planes = np.asarray(found[layout.label]), np.asarray(found['data'])
+        except ValueError as error:  # lists of unequal lengths
+            raise UserError(f'{file}: {_brief(error)}') from None
+        if not np.issubdtype(labels.dtype, np.integer):
+            raise UserError(f'{file}: labels are {labels.dtype}; expected integers')
     if planes.dtype != np.uint8 or planes.ndim != 2 or planes.shape[1] != 3 * PLANE or labels.shape != planes.shape[:1]:
         came = f'data are {planes.dtype} {planes.shape} with labels {labels.shape}'
         raise UserError(f'{file}: {came}; expected uint8 [n, {3 * PLANE}] and n labels')

@@ -18,7 +18,7 @@ from attnlab.sweeps.seeds import Group, mean_and_error, named
 
 RATE = 'optimizer.learning_rate'
 
-DIVERGED = re.compile(r'step \d+: the (loss|gradient_norm) is (nan|-?inf)')
+DIVERGED = re.compile(r'step \d+: the \w+ is (nan|-?inf)')
 """In the reason of a point whose loss left the finite numbers: it counts as no better than at initialisation."""
 
 Records = Mapping[int, Sequence[Mapping[str, Any]]]

@@ -344,6 +344,9 @@ def _run(
             if evaluating:
                 with clock.spend('evaluate'):
                     scores = processes.agreed(task.evaluate(layout.local(state.used)))
+                for key, value in scores.items():  # the step before may have spoilt the parameters with a finite loss
+                    if not math.isfinite(value):
+                        raise RunError(f'step {step}: the {key} is {value} when evaluated; {_ADVICE}')
                 write(step, 'valid', scores)
                 if progress.best is None or sign * scores[name] > sign * progress.best:
                     progress = checkpoint.Progress(scores[name], step, 0)

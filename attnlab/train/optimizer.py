@@ -1,6 +1,7 @@
 """The optimizer and its schedule, from a config."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ def schedule(config: Any, total: int, warmup: int) -> Schedule:
 
 
 def build(config: Any) -> Optimize:
-    """Clipping by the global norm (0: none), then Adam or SGD; decay, decoupled, on matrices only.
+    """Clipping by the global norm (0: none), then Adam or SGD; decay, decoupled, on what is `decayed` only.
 
     With a `layer_decay` the rate of a block is that times the rate of the next one (Bao et al. 2022, section 3.2).
     """
@@ -62,7 +63,7 @@ def build(config: Any) -> Optimize:
         parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
         parts.append(direction)
         if config.weight_decay:
-            parts.append(optax.add_decayed_weights(weight_decay, mask=matrices))
+            parts.append(optax.add_decayed_weights(weight_decay, mask=decayed))
         if decay < 1.0:
             parts.append(optax.stateless(lambda updates, _: by_depth(updates, decay)))
         return optax.chain(*parts, optax.scale(-rate))
@@ -73,24 +74,42 @@ def build(config: Any) -> Optimize:
 def by_depth(updates: Any, decay: float) -> Any:
     """Updates of a model of blocks times decay^(L + 1 - depth): block l from 1 has depth l, what stands behind the
     blocks L + 1, what stands before them 0."""
-    paths = [[str(part.key) for part in path] for path, _ in jax.tree_util.tree_flatten_with_path(updates)[0]]
-    leaves, tree = jax.tree.flatten(updates)
-    numbers = [int(name.removeprefix('block_')) for path in paths for name in path if name.startswith('block_')]
-    stacked = [leaf.shape[0] for path, leaf in zip(paths, leaves, strict=True) if 'blocks' in path]
-    layers = max([number + 1 for number in numbers] + stacked, default=0)
+    found, tree = jax.tree_util.tree_flatten_with_path(updates)
+    leaves = [(_names(path), leaf) for path, leaf in found]
+    blocks = sorted({at for names, _ in leaves if (at := _block(names)) is not None})
+    stacked = [leaf.shape[0] for names, leaf in leaves if 'blocks' in names]
+    layers = max([len(blocks), *stacked])
 
-    def scaled(path: list[str], leaf: jax.Array) -> jax.Array:
-        if 'blocks' in path:  # a scan's, one behind the other
+    def scaled(names: list[str], leaf: jax.Array) -> jax.Array:
+        if 'blocks' in names:  # a scan's, one behind the other
             depth = jnp.arange(1, layers + 1).reshape(-1, *[1] * (leaf.ndim - 1))
-        elif at := [name for name in path if name.startswith('block_')]:
-            depth = int(at[0].removeprefix('block_')) + 1
+        elif (at := _block(names)) is not None:
+            depth = blocks.index(at) + 1
         else:
-            depth = layers + 1 if {'stack', 'head', 'pool'} & set(path) else 0
+            depth = layers + 1 if {'stack', 'head', 'pool'} & set(names) else 0
         return leaf * decay ** (layers + 1 - depth)
 
-    return tree.unflatten(scaled(path, leaf) for path, leaf in zip(paths, leaves, strict=True))
+    return tree.unflatten(scaled(names, leaf) for names, leaf in leaves)
 
 
-def matrices(params: Any) -> Any:
-    """True for leaves of two or more axes: biases, norms and gains are not decayed."""
-    return jax.tree.map(lambda x: x.ndim > 1, params)
+def decayed(params: Any) -> Any:
+    """True for matrices, which heads and experts may give more axes; biases, norms' scales and vectors are not decayed.
+
+    The first axis of what a scan over blocks stacks is none of the parameter's.
+    """
+
+    def is_matrix(path: Any, leaf: Any) -> bool:
+        names = _names(path)
+        return names[-1] not in ('bias', 'scale') and leaf.ndim - ('blocks' in names) > 1
+
+    return jax.tree_util.tree_map_with_path(is_matrix, params)
+
+
+def _names(path: Any) -> list[str]:
+    return [str(part.key) for part in path]
+
+
+def _block(names: list[str]) -> tuple[int, int] | None:
+    """(stage, number) of the block that a parameter is of: block_2 of a Transformer, stage_1_block_2 of a ResNet."""
+    found = next(filter(None, map(re.compile(r'(?:stage_(\d+)_)?block_(\d+)').match, names)), None)
+    return (int(found[1] or 0), int(found[2])) if found else None

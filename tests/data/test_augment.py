@@ -43,11 +43,11 @@ def test_a_crop_is_a_window_of_the_framed_image_mirrored_or_not():
 def test_translation_moves_whole_pixels_and_leaves_black(name, shift):
     pixels = pictures()
     size = W if shift[1] else H
-    out = one(name, pixels, 2 / (0.3 * size))
+    out = one(name, pixels, 2 / (150 / 331 * size))  # AutoAugment's 150 of 331 pixels
     expected = np.zeros_like(pixels)
     expected[:, : H - shift[0], : W - shift[1]] = pixels[:, shift[0] :, shift[1] :]
     np.testing.assert_array_equal(out, expected)
-    back = one(name, pixels, 2 / (0.3 * size), -1.0)
+    back = one(name, pixels, 2 / (150 / 331 * size), -1.0)
     np.testing.assert_array_equal(back[:, shift[0] :, shift[1] :], pixels[:, : H - shift[0], : W - shift[1]])
 
 
@@ -100,7 +100,7 @@ def test_operations_without_a_sign_are_those_of_pillow():
         one('autocontrast', pixels // 2 + 40, 1.0), strict=True,
     ):  # fmt: skip
         image = Image.fromarray(before)
-        np.testing.assert_array_equal(after[0], np.asarray(ImageOps.posterize(image, 5)))
+        np.testing.assert_array_equal(after[0], np.asarray(ImageOps.posterize(image, 6)))
         np.testing.assert_array_equal(after[1], np.asarray(ImageOps.solarize(image, 192)))
         expected = np.asarray(ImageOps.autocontrast(Image.fromarray(before // 2 + 40)), int)
         assert np.abs(after[2].astype(int) - expected).max() <= 1
@@ -132,6 +132,16 @@ def test_erased_boxes_are_of_the_stated_size_and_number():
     hit = share[share > 0]
     assert abs(len(hit) / 2000 - 0.25) < 0.03 and hit.max() < 0.4
     assert not pixels.any()
+
+
+def test_an_erased_box_lies_in_the_image_and_a_pasted_one_may_be_cut():
+    areas, ratios = random().uniform(0.02, 0.33, 4000), np.exp(random().uniform(np.log(0.3), np.log(1 / 0.3), 4000))
+    whole, cut = (augment.boxes(4000, 32, 24, areas, ratios, random(), each) for each in (False, True))
+    share = whole.mean(axis=(1, 2))
+    assert abs(share - areas).max() < 0.05 and abs(share.mean() - areas.mean()) < 3e-3
+    assert cut.mean() < 0.9 * areas.mean()
+    oblong = augment.boxes(500, 32, 24, np.full(500, 0.33), np.full(500, 1 / 0.3), random(), False)
+    np.testing.assert_allclose(oblong.mean(axis=(1, 2)), 0.33, atol=0.04)  # at this ratio it would be too tall
 
 
 LABELS = np.array([0, 1, 2, 3, 4, -1])

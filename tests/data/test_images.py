@@ -108,7 +108,10 @@ class Bomb:
     ('test_batch', pickled([1]), 'test_batch: holds a list; expected a dict'),
     ('test_batch', pickled({b'data': planes(), b'labels': [1] * 4})[:-9], 'test_batch: cannot be read as a pickle'),
     ('test_batch', pickle.dumps(Bomb()), 'print is no part of a data set'),
+    ('test_batch', pickled({b'data': planes(), b'labels': [0.5] * 4}), 'test_batch: labels are float64; expected int'),
+    ('test_batch', pickled({b'data': planes(), b'labels': [[1], [1, 2]]}), 'test_batch: setting an array element'),
     ('batches.meta', pickled({b'label_names': [b'cat']}), 'batches.meta: 1 names of classes; expected 10'),
+    ('batches.meta', pickled({b'label_names': None}), 'batches.meta: label_names is a NoneType; expected a list'),
 ])  # fmt: skip
 def test_a_damaged_file_is_named(file, data, message, tmp_path, capsys):
     _, found = published('cifar10', 0)
@@ -174,6 +177,9 @@ def test_arrays_in_a_file(tmp_path):
         np.savez(path, **given)
         with pytest.raises(UserError, match=message):
             images.arrays(path, 3, (8, 6, 2))
+    np.save(tmp_path / 'one.npy', pixels)
+    with pytest.raises(UserError, match=r'one.npy: cannot be read as .npz \(it is one array\)'):
+        images.arrays(tmp_path / 'one.npy', 3, (8, 6, 2))
     path.write_bytes(b'PK not really')
     with pytest.raises(UserError, match='cannot be read as .npz'):
         images.arrays(path, 3, (8, 6, 2))

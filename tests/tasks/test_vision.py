@@ -122,6 +122,8 @@ def test_scores_by_hand():
     table = scores.confusion(p, labels)
     assert table.sum() == 4 and table[0, 0] == 2 and table[2, 1] == 1 and table[5, 1] == 1
     assert 'top5' not in scores.scores(p[:, :3], np.array([0, 1, 2, 0]))
+    lost = scores.scores(np.full((4, 6), np.nan), labels)
+    assert lost['accuracy'] == lost['top5'] == 0 and np.isnan(lost['loss'])
 
 
 @pytest.mark.parametrize('size', [1, 7, 30, 64])
@@ -169,6 +171,10 @@ def test_the_scale_is_that_of_the_training_images(seeing):
     (seeing / 'images.json').rename(seeing / 'elsewhere.json')
     with pytest.raises(UserError, match='images.json cannot be read'):
         corpus.load(seeing)
+    for damaged in ('[]', 'null', '{"mean": 1, "deviation": 1, "names": 1}', '{'):
+        (seeing / 'images.json').write_text(damaged)
+        with pytest.raises(UserError, match='images.json cannot be read'):
+            corpus.load(seeing)
     (seeing / 'elsewhere.json').rename(seeing / 'images.json')
 
 
@@ -203,8 +209,37 @@ def test_a_class_token_reads_for_itself():
     np.testing.assert_allclose(pictures.rollout(stacked, model)[0], total[1, 2:].reshape(4, 4), atol=1e-12)
 
 
+@pytest.mark.parametrize('side', [28, 224])
+def test_a_picture_of_any_size_is_cut_and_brought_to_that_of_the_others(side, tmp_path):
+    for width in (29, 58, 116, 123, 225, 232, 1):
+        Image.new('RGB', (width, width + 1), 'red').save(tmp_path / 'a.png')
+        np.testing.assert_array_equal(pictures.opened(str(tmp_path / 'a.png'), (side, side, 3))[..., 0], 255)
+
+
+def test_a_picture_of_any_kind_is_as_it_looks(tmp_path):
+    path = str(tmp_path / 'a.png')
+    ramp = np.repeat(np.arange(256, dtype=np.uint16) * 257, 256).reshape(256, 256)
+    Image.fromarray(ramp).save(path)
+    np.testing.assert_array_equal(pictures.opened(path, (256, 256, 1))[..., 0], ramp // 257)
+    clear = np.zeros((8, 8, 4), np.uint8)
+    clear[2:4, 2:4, 3] = 255  # black, the rest transparent
+    Image.fromarray(clear).save(path)
+    np.testing.assert_array_equal(pictures.opened(path, (8, 8, 3))[..., 0] == 0, clear[..., 3] == 255)
+    upright = Image.new('L', (6, 6))
+    upright.putpixel((0, 0), 255)
+    turned = Image.Exif()
+    turned[0x0112] = 3  # upside down
+    upright.save(path, exif=turned)
+    assert pictures.opened(path, (6, 6, 1))[5, 5, 0] == 255
+    Image.new('F', (6, 6)).save(tmp_path / 'a.tiff')
+    with pytest.raises(UserError, match='a.tiff: pixels have 32 bits; expected 8 or 16 in each channel'):
+        pictures.opened(str(tmp_path / 'a.tiff'), (6, 6, 1))
+
+
 @pytest.mark.parametrize(('words', 'message'), [
     (['30'], 'there is no image 30; expected 0 to 29, those of the test split'),
+    (['²'], '²: cannot be read (No such file or directory)'),
+    (['9' * 5000], 'cannot be read (File name too long)'),
     (['cat.png'], 'cat.png: cannot be read (No such file or directory); expected a number of the test split or a'),
     (['setup.cfg'], 'setup.cfg: cannot be read (not an image)'),
     (['--head=3', '0'], '--head is 3; expected 1 to 2, those of attention'),
@@ -310,6 +345,9 @@ def test_what_does_not_fit_is_named(seeing, tmp_path):
     config = tiny(start=str(seeing), model__pool='class')
     with pytest.raises(UserError, match=r'start .*/class has shape None; this config expects \(16,\)'):
         run.train(config, tmp_path / 'run')
+    larger = tiny(start=str(seeing), model__pool='class', model__image='32,32')
+    with pytest.raises(UserError, match=r'class has shape None|table has shape \(64, 16\); this config expects \(65,'):
+        run.train(larger, tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 

@@ -314,6 +314,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(tmp_path, bad):
     assert np.all(np.isfinite(newest(tmp_path).params['w']))
 
 
+def test_a_score_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path):
+    told = make_task(evaluate=lambda params: {'loss': float('nan')})
+    with pytest.raises(RunError, match='step 4: the loss is nan when evaluated; the newest checkpoint is from before'):
+        loop.train(config(eval_every='4 steps', save_every='2 steps'), told, tmp_path)
+    assert newest(tmp_path).step == 2
+
+
 def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path):
     def root(params, batch, rng):  # sqrt(0): the value is 0, its gradient infinite
         return Sums(jnp.sum(jnp.sqrt(params['w'] * batch['kept'][:3])), jnp.float32(1.0), {})

@@ -1,9 +1,13 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 from attnlab.errors import UserError
+from attnlab.layers.block import Recipe
+from attnlab.models.language import LanguageModel
+from attnlab.models.resnet import ResNet
 from attnlab.train import optimizer
 
 
@@ -47,6 +51,18 @@ def test_decay_reaches_matrices_only():
     np.testing.assert_array_equal(updates['bias'], 0.0)
 
 
+@pytest.mark.parametrize('changes', [
+    {}, dict(experts=2, active=1, mlp='swiglu'), dict(norm='layer', qk_norm='rms', sinks=True),
+])  # fmt: skip
+def test_what_is_decayed_is_so_with_and_without_a_scan(changes):
+    made = LanguageModel(7, 8, 2, 6, Recipe(heads=2, **changes), positions='learned')
+    for model in (made, made.clone(scan=True)):
+        params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))['params']
+        found, _ = jax.tree_util.tree_flatten_with_path(optimizer.decayed(params))
+        for path, is_decayed in found:
+            assert is_decayed == (path[-1].key in ('kernel', 'embedding', 'table')), jax.tree_util.keystr(path)
+
+
 @pytest.mark.parametrize('clip, expected', [(1.0, [0.6, 0.8]), (10.0, [3.0, 4.0]), (0.0, [3.0, 4.0])])
 def test_clipping_by_the_global_norm(clip, expected):
     optimize = optimizer.build(config(clip=clip))(1.0, 0.0)
@@ -70,6 +86,16 @@ def test_what_makes_no_sense_is_refused(changes, named):
 def test_an_unknown_schedule_is_refused():
     with pytest.raises(UserError, match="'cosin'"):
         optimizer.schedule(config(schedule='cosin'), 10, 0)
+
+
+def test_rates_fall_through_the_blocks_of_a_residual_network():
+    params = ResNet(3, 8, 2).init(jax.random.key(0), jnp.ones((1, 8, 8, 1)))['params']
+    scaled = optimizer.by_depth(jax.tree.map(jnp.ones_like, params), 0.5)
+    expected = {'stem': 7, 'stem_norm': 7, 'stage_0_block_0_first': 6, 'stage_1_block_0_shortcut': 4,
+                'stage_1_block_1_second_norm': 3, 'stage_2_block_1_second': 1, 'head': 0}  # fmt: skip
+    for name, times in expected.items():
+        for x in jax.tree.leaves(scaled[name]):
+            np.testing.assert_array_equal(x, 0.5**times)
 
 
 @pytest.mark.parametrize('scan', [False, True])

@@ -147,7 +147,7 @@ def adapted(config: Any, source: Any, params: Params) -> Params:
     model, before = build_model(config), build_model(source)
     params = dict(params)
     if 'positions' in params and model.grid != before.grid:
-        front = 0 if model.reader is None else 1
+        front = 0 if before.reader is None else 1
         table = resized_grid(params['positions']['table'], before.grid, model.grid, front)
         params['positions'] = {'table': table}
     if corpus.classes(config.data) != corpus.classes(source.data):

@@ -171,5 +171,5 @@ def load(workdir: Path) -> Scale:
     try:
         found = json.loads(path.read_text('utf-8'))
         return Scale(*(tuple(found[name]) for name in Scale._fields))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f'{path} cannot be read ({error}); a run of this kind writes it when it starts') from None

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from attnlab.data.images import Images
 from attnlab.errors import UserError
@@ -17,6 +17,9 @@ from attnlab.tasks.vision import corpus, drawings, models
 
 SHOWN = 8
 """So many images of a split have their attention drawn."""
+
+LONGEST = 18
+"""Digits of an image's number at most; what has more is the name of a file."""
 
 
 def evaluated(
@@ -139,33 +142,48 @@ def attended(
 
 def chosen(config: Any, texts: Sequence[str]) -> list[np.ndarray]:
     """The images uint8 [H, W, C]: by their number in the test split, or of a file, brought to the others' size."""
-    whole = corpus.read(config.data, 'test', config.seed) if any(text.isdigit() for text in texts) else None
+    numbers = {text: int(text) for text in texts if text.isascii() and text.isdecimal() and len(text) <= LONGEST}
+    whole = corpus.read(config.data, 'test', config.seed) if numbers else None
     found = []
     for text in texts:
-        if whole is not None and text.isdigit():
-            if int(text) >= len(whole.labels):
+        if whole is not None and text in numbers:
+            if numbers[text] >= len(whole.labels):
                 last = len(whole.labels) - 1
                 raise UserError(f'there is no image {text}; expected 0 to {last}, those of the test split')
-            found.append(whole.pixels[int(text)])
+            found.append(whole.pixels[numbers[text]])
         else:
             found.append(opened(text, corpus.shape(config.data)))
     return found
 
 
 def opened(path: str, shape: tuple[int, int, int]) -> np.ndarray:
-    """The middle of an image file, as large as its sides allow, brought to a shape (height, width, channels)."""
+    """The middle of an image file, as large as its sides allow, brought to a shape (height, width, channels).
+
+    It is turned as its camera says, and what is transparent lies on white.
+    """
     H, W, C = shape
     if C not in (1, 3):
         raise UserError(f'{path}: images of this run have {C} channels, and files of pictures 1 or 3')
     try:
         with Image.open(path) as file:
-            image = file.convert('L' if C == 1 else 'RGB')
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+            image = ImageOps.exif_transpose(file)
+    except Exception as error:  # damaged bytes raise many kinds
         reason = getattr(error, 'strerror', None) or 'not an image'
         expected = 'expected a number of the test split or a picture'
         raise UserError(f'{path}: cannot be read ({reason}); {expected}') from None
-    part = min(image.width / W, image.height / H)
-    wide, high = part * W, part * H
-    left, top = (image.width - wide) / 2, (image.height - high) / 2
-    box = (left, top, left + wide, top + high)
+    if image.mode in ('I', 'F'):
+        raise UserError(f'{path}: pixels have 32 bits; expected 8 or 16 in each channel')
+    image = _opaque(image).convert('L' if C == 1 else 'RGB')
+    part = min(image.width * H, image.height * W)  # whole numbers: no rounding puts a corner outside
+    wide, high = part / H, part / W
+    box = ((image.width - wide) / 2, (image.height - high) / 2, (image.width + wide) / 2, (image.height + high) / 2)
     return np.asarray(image.resize((W, H), Image.Resampling.BICUBIC, box=box), np.uint8).reshape(H, W, C)
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """With 8 bits a channel, on white."""
+    if image.mode.startswith('I;16'):  # which Pillow would cut at 255
+        return Image.fromarray(np.round(np.asarray(image) / 257).astype(np.uint8))
+    if not image.has_transparency_data:
+        return image
+    return Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image.convert('RGBA'))

@@ -14,8 +14,8 @@ def scores(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """
     n, classes = probabilities.shape
     truth = probabilities[np.arange(n), labels]
-    # A class as likely as the label's counts as before it: whoever says the same of all has told nothing.
-    rank = np.sum(probabilities > truth[:, None], axis=1) + np.sum(probabilities == truth[:, None], axis=1) - 1
+    # What is not less likely than the label's class counts as before it: who says the same of all has told nothing.
+    rank = classes - 1 - np.sum(probabilities < truth[:, None], axis=1)
     found = {'accuracy': float(np.mean(rank < 1)), 'loss': float(-np.mean(np.log(np.maximum(truth, 1e-30))))}
     if classes > 5:
         found['top5'] = float(np.mean(rank < 5))
@@ -31,7 +31,7 @@ def calibration(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarr
     """
     confidence = probabilities.max(axis=1)
     right = probabilities.argmax(axis=1) == labels
-    at = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    at = np.clip(np.ceil(np.nan_to_num(confidence) * BINS).astype(int) - 1, 0, BINS - 1)
     sizes = np.bincount(at, minlength=BINS)
     mean = lambda values: np.bincount(at, values, BINS) / np.maximum(sizes, 1)
     return sizes, mean(confidence), mean(right)
