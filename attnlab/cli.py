@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnlab import environment
+from attnlab import environment, files
 from attnlab.errors import RunError, Stopped, UserError
 from attnlab.flags import Command, Flag, nearest, number, parse, span
 
@@ -41,6 +41,10 @@ def _run(argv: list[str]) -> tuple[int, str]:
         return wish.code, str(wish)
     except KeyboardInterrupt:
         return 130, 'interrupted'
+    except BrokenPipeError:  # whoever read what is printed has gone
+        return 1, ''
+    except OSError as error:  # a full disk, a folder that nobody may write to
+        return 1, f'{error.filename}: {error.strerror}' if error.filename else str(error)
 
 
 def _dispatch(argv: list[str]) -> int | None:
@@ -68,9 +72,9 @@ def _train(given: argparse.Namespace) -> int | None:
 
     config = configs.load(given.config, given.overrides)
     workdir = Path(given.workdir)
-    for folder in (workdir, *workdir.parents):
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f'--workdir={workdir}: {folder} is a file, expected a folder')
+    files.check_folder(workdir, 'workdir')
+    if (workdir / 'sweep.json').exists():
+        raise UserError(f'--workdir={workdir} holds a sweep; expected a new directory, or that of a run')
     count, number = _processes(given)
     profile = span('profile', given.profile)
 
@@ -79,6 +83,7 @@ def _train(given: argparse.Namespace) -> int | None:
 
         environment.prepare(count)
         return launch(sys.argv[1:], count)
+    environment.stop_with_launcher()
     environment.prepare(number=number or 0)
     from attnlab.train import processes, run
 

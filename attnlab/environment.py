@@ -2,11 +2,15 @@
 
 import logging
 import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
 _DEVICES = 'force_host_platform_device_count'
+_LAUNCHER = 'ATTNLAB_LAUNCHER'
 
 CPU_DEVICES = 8
 """At most so many cores of a CPU are devices of their own, which share a batch; each uses the others' cores too."""
@@ -90,6 +94,25 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def launched() -> dict[str, str]:
+    """The environment of a process that is to stop, and save, once this one is gone."""
+    return {**os.environ, _LAUNCHER: str(os.getpid())}
+
+
+def stop_with_launcher() -> None:
+    """Stops this process with SIGTERM once the one that started it in `launched` is gone, however it ended."""
+    launcher = os.environ.pop(_LAUNCHER, None)
+    if launcher is None:
+        return
+
+    def look() -> None:
+        while os.getppid() == int(launcher):
+            time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=look, daemon=True).start()
 
 
 def pretend(devices: int) -> None:

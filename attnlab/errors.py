@@ -11,8 +11,11 @@ class RunError(RuntimeError):
     """A run that cannot go on, such as one whose loss is no longer finite; printed in one line, exit code 1."""
 
 
-class Stopped(Exception):
-    """A run that was asked to stop by a signal, and has saved where it stands; exit code 128 + the signal's number."""
+class Stopped(BaseException):
+    """A run that was asked to stop by a signal, and has saved where it stands; exit code 128 + the signal's number.
+
+    As a KeyboardInterrupt it is no Exception: what makes the best of whatever went wrong must let it pass.
+    """
 
     def __init__(self, number: int, step: int) -> None:
         super().__init__(f'{signal.Signals(number).name}: saved at step {step}; the same command goes on from there')

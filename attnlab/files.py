@@ -1,10 +1,13 @@
-"""Files that a reader sees whole or not at all, whatever ends the one who writes them."""
+"""Files that a reader sees whole or not at all, whatever ends the one who writes them; locks; folders to write to."""
 
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
+
+from attnlab.errors import UserError
 
 
 @contextmanager
@@ -14,6 +17,10 @@ def replaced(path: str | os.PathLike) -> Iterator[Path]:
     try:
         yield part
         os.replace(part, path)
+    except OSError as error:
+        if error.filename == str(part):  # whoever reads of it knows no such name
+            error.filename = str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
 
@@ -28,3 +35,35 @@ def beside(path: str | os.PathLike) -> Path:
     """A name in the same folder that no other process takes."""
     path = Path(path)
     return path.with_name(f'{path.name}.{socket.gethostname()}.{os.getpid()}.partial')
+
+
+def lock(path: str | os.PathLike) -> TextIO | None:
+    """Holds a lock until the file is closed or the process ends, however it does; None where another holds it.
+
+    Raises OSError where the file system has none.
+    """
+    import fcntl
+
+    file = Path(path).open('a')  # a network's file system locks only what may be written
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def check_folder(path: str | os.PathLike, flag: str) -> None:
+    """Raises UserError for what can be no folder, new or old: a name that is none, a file in its way, a broken link."""
+    path = Path(path)
+    try:
+        for folder in (path, *path.parents):
+            if folder.is_symlink() and not folder.exists():
+                raise UserError(f'--{flag}={path}: {folder} is a link to what is not there')
+            if folder.exists() and not folder.is_dir():
+                raise UserError(f'--{flag}={path}: {folder} is a file, expected a folder')
+    except OSError as error:
+        raise UserError(f'--{flag}={path}: {error.strerror}') from None

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Sequence
 
+from attnlab import environment
+
 GRACE = 10.0
 """Seconds that the others have to end by themselves once one has failed."""
 
@@ -23,7 +25,8 @@ def launch(argv: Sequence[str], count: int) -> int:
     """
     address = f'127.0.0.1:{free_port()}'
     command = [sys.executable, '-m', 'attnlab', *argv, f'--coordinator={address}']
-    processes = [subprocess.Popen([*command, f'--process={number}']) for number in range(count)]
+    start = lambda number: subprocess.Popen([*command, f'--process={number}'], env=environment.launched())
+    processes = [start(number) for number in range(count)]
 
     def forward(number: int, frame: object) -> None:
         for process in processes:

@@ -29,6 +29,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path('e.py').write_text(EXPERIMENT)
     Path('file').write_text('x')
+    Path('gone').symlink_to('nowhere')
+    Path('swept').mkdir()
+    Path('swept/sweep.json').write_text('{}')
     Path('runs/one').mkdir(parents=True)
     Path('runs/one/config.json').write_text('{}')
     return tmp_path
@@ -174,6 +177,9 @@ def test_train_refuses(capsys, calls, argv, message):
     (['--config=none.py', '--workdir=new'], 'there is no experiment file none.py'),
     (['--config=e.py', '--workdir=file'], '--workdir=file: file is a file, expected a folder'),
     (['--config=e.py', '--workdir=file/a/b'], '--workdir=file/a/b: file is a file, expected a folder'),
+    (['--config=e.py', f'--workdir={300 * "a"}'], f'--workdir={300 * "a"}: File name too long'),
+    (['--config=e.py', '--workdir=gone/a'], '--workdir=gone/a: gone is a link to what is not there'),
+    (['--config=e.py', '--workdir=swept'], '--workdir=swept holds a sweep; expected a new directory, or that of a run'),
 ])  # fmt: skip
 def test_train_needs_an_experiment_and_a_folder(capsys, calls, argv, message):
     assert refused(capsys, 'train', *argv).startswith(message)
@@ -367,6 +373,8 @@ def test_a_command_is_needed(capsys):
 @pytest.mark.parametrize(('raised', 'code', 'line'), [
     (UserError('a\nb'), 2, 'attnlab: a b\n'),
     (KeyboardInterrupt(), 130, 'attnlab: interrupted\n'),
+    (OSError(28, 'No space left on device', 'runs/one/x'), 1, 'attnlab: runs/one/x: No space left on device\n'),
+    (BrokenPipeError(), 1, ''),
     (Stopped(15, 7), 143, 'attnlab: SIGTERM: saved at step 7; the same command goes on from there\n'),
 ])  # fmt: skip
 def test_exit_codes(monkeypatch, capsys, raised, code, line):

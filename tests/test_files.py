@@ -37,6 +37,19 @@ def test_after_an_error_the_old_one_stands(tmp_path):
     assert path.read_bytes() == b'old' and list(tmp_path.iterdir()) == [path]
 
 
+def test_an_error_names_the_file_that_was_asked_for(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        files.write(tmp_path / 'none' / 'scores.json', b'')
+    assert caught.value.filename == str(tmp_path / 'none' / 'scores.json')
+
+
+def test_a_lock_is_held_until_it_is_closed(tmp_path):
+    with files.lock(tmp_path / '.lock'):
+        assert files.lock(tmp_path / '.lock') is None
+    with files.lock(tmp_path / '.lock') as held:
+        assert held is not None
+
+
 def test_a_kill_leaves_the_old_one(tmp_path):
     path = tmp_path / 'scores.json'
     files.write(path, b'old')

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab import config as configs
+from attnlab import files
 from attnlab.errors import UserError
 from attnlab.sweeps import outcome
 from attnlab.sweeps.points import Plan
@@ -18,10 +19,8 @@ def begin(folder: Path, plan: Plan) -> dict[str, Any]:
 
     Raises UserError where the directory holds something else.
     """
-    for path in (folder, *folder.parents):
-        if path.exists() and not path.is_dir():
-            raise UserError(f'--workdir={folder}: {path} is a file, expected a folder')
-    if (folder / 'config.json').exists():
+    files.check_folder(folder, 'workdir')
+    if (folder / 'config.json').exists() and not (folder / 'sweep.json').exists():
         raise UserError(f'--workdir={folder} holds a run; expected a new directory, or that of a sweep')
     spec = {'id': uuid.uuid4().hex, **_spec(plan)}
     if outcome.create(folder / 'sweep.json', spec):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from attnlab.sweeps import outcome
 from attnlab.sweeps.outcome import Outcome
 from attnlab.sweeps.points import Plan
+from attnlab.train import checkpoint
 
 
 class Board(NamedTuple):
@@ -49,8 +50,7 @@ def begun(board: Board, number: int) -> dict[str, Any] | None:
 def reached(board: Board, number: int) -> int:
     """The newest step of a point's checkpoints; 0 if there is none."""
     name = name_of(board, number)
-    steps = (outcome.run_folder(board.folder, name) / 'checkpoints').glob('*') if name else ()
-    return max((int(path.name) for path in steps if path.name.isdecimal()), default=0)
+    return max(checkpoint.steps(outcome.run_folder(board.folder, name)), default=0) if name else 0
 
 
 def forget_failed(board: Board, numbers: Iterable[int]) -> None:
@@ -58,5 +58,8 @@ def forget_failed(board: Board, numbers: Iterable[int]) -> None:
     for number in numbers:
         found = ended(board, number)
         if found and found.status == 'failed':
+            name = name_of(board, number) or ''
             del board.known[number]
-            outcome.forget(board.folder, name_of(board, number) or '')
+            # A search that failed itself has drawn nothing, and draws anew.
+            drawn = not board.plan.search or (begun(board, number) or {}).get('overrides')
+            outcome.forget(board.folder, name, point=not drawn)

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from attnlab.flags import nearest, number
 
 _MANY = 64
 """Devices, as many as any mesh of one machine asks for."""
+
+_PATIENCE = 5.0
+"""Seconds that another worker leaves to the first one to tell what is wrong."""
 
 _CHOICES = {
     'sampler': ('random', 'tpe', 'cmaes'),
@@ -26,7 +30,7 @@ def run(given: argparse.Namespace) -> int | None:
     folder, names, counts, search = Path(given.workdir), given.sweep.split(','), _counts(given), _search(given)
     count = counts['workers'] or 1
     if given.best is not None:
-        return _best(folder, given.config, names, given.best)
+        return _best(folder, given, names, search)
     if (which := counts['worker']) is not None:
         return _worker(given, folder, names, search, which, count)
     if given.list or counts['index'] is not None:
@@ -37,12 +41,14 @@ def run(given: argparse.Namespace) -> int | None:
         begin.check(folder, plan)
         return _list(plan) if given.list else _one(folder, plan, counts['index'] or 0, given.retry)
     logging.basicConfig(level=logging.INFO, format='%(message)s')  # not `prepare`, which is each worker's to do
-    if given.launcher is None:
+    if given.launcher is not None:
+        code = _launch(given, folder, count)
+    else:
         from attnlab.sweeps import master
 
-        code = master.run(_again(given, retry=False), folder, count, first=['--retry'] if given.retry else [])
-    else:
-        code = _launch(given, folder, count)
+        if given.retry:
+            _begin(given, folder)  # before a worker could see what is to be forgotten
+        code = master.run(_again(given, retry=False), folder, count)
     return code or _ended(folder)
 
 
@@ -109,25 +115,22 @@ def _one(folder: Path, plan: Any, index: int, retry: bool) -> int:
 def _worker(
     given: argparse.Namespace, folder: Path, names: Sequence[str], search: dict[str, Any], which: int, count: int
 ) -> int:
-    """One of the processes; what is wrong with the command is told by the first of them."""
+    """One of the processes; what is wrong with the command is told by the first of them, if it can."""
+    environment.stop_with_launcher()
     environment.share(which, count)
     environment.prepare()
     from attnlab.sweeps import begin, board, points, storage, worker
 
-    worker.stop_with(os.getppid())
     try:
         plan = points.plan(given.config, given.overrides, names, search)
         begin.check(folder, plan)
         url = given.storage or f'sqlite:///{folder.resolve()}/sweep.db'
         storage.check(url)
         spec = begin.begin(folder, plan)
-        seen = board.Board(folder, plan, {})
-        if given.retry:
-            board.forget_failed(seen, seen.numbers)
-        worker.work(seen, spec['id'], url)
+        worker.work(board.Board(folder, plan, {}), spec['id'], url)
     except UserError:
         if which:
-            return 2
+            time.sleep(_PATIENCE)  # the first has the same to say, whereupon the others are ended
         raise
     except Stopped as wish:
         return wish.code
@@ -135,12 +138,22 @@ def _worker(
 
 
 def _launch(given: argparse.Namespace, folder: Path, count: int) -> int:
-    from attnlab.sweeps import begin, board, launcher, points, storage
+    from attnlab.sweeps import launcher
 
     options = launcher.options_of(given.launcher_options)
     launcher.executor(folder / 'jobs', given.launcher, options)
+    _begin(given, folder)
+    argv = _again(given, workers=1, launcher=None, launcher_options=None, retry=False)
+    launcher.run(argv, folder, count, given.launcher, options)
+    return 0
+
+
+def _begin(given: argparse.Namespace, folder: Path) -> None:
+    """Begins a sweep whose points others run."""
     before = dict(os.environ)
-    environment.pretend(_MANY)  # what a job finds is not here
+    environment.pretend(_MANY)  # what they find is not here
+    from attnlab.sweeps import begin, board, points, storage
+
     plan = points.plan(given.config, given.overrides, given.sweep.split(','), _search(given))
     begin.check(folder, plan)
     if given.storage:
@@ -150,28 +163,34 @@ def _launch(given: argparse.Namespace, folder: Path, count: int) -> int:
         seen = board.Board(folder, plan, {})
         board.forget_failed(seen, seen.numbers)
     os.environ.clear()
-    os.environ.update(before)  # which the jobs inherit
-    argv = _again(given, workers=1, launcher=None, launcher_options=None, retry=False)
-    launcher.run(argv, folder, count, given.launcher, options)
-    return 0
+    os.environ.update(before)  # which they inherit
 
 
-def _best(folder: Path, config: str, names: Sequence[str], path: str) -> None:
+def _best(folder: Path, given: argparse.Namespace, names: Sequence[str], search: dict[str, Any]) -> None:
     from attnlab.sweeps import outcome, winner
 
     found = outcome.read(folder)
-    here, there = (f'{",".join(sweep)} of {file}' for sweep, file in ((names, config), (found.sweep, found.config)))
+    here, there = (f'{",".join(s)} of {file}' for s, file in ((names, given.config), (found.sweep, found.config)))
     if here != there:
         raise UserError(f'--workdir={folder} holds another sweep: {here} here and {there} there')
-    row = winner.write(found, path)
-    print(f'{path}: point {row.number}, {row.name}')
+    ran = (outcome.read_spec(folder) or {}).get('search') or {}
+    other = [f'--{name}={value}' for name, value in search.items() if ran.get(name) != value]
+    other += [f'--config.{key}={text}' for key, text in given.overrides if (key, text) not in found.overrides]
+    if other:
+        raise UserError(f'--workdir={folder} holds another sweep: one without {" ".join(other)}')
+    row = winner.write(found, given.best)
+    print(f'{given.best}: point {row.number}, {row.name}')
 
 
 def _ended(folder: Path) -> int:
-    """Shows what came of the sweep; 1 where a point failed."""
+    """Shows what came of the sweep; 1 where a point failed, or did not come to an end."""
     from attnlab.sweeps import outcome, results
 
-    sweep = outcome.read(folder)
+    sweep, search = outcome.read(folder), (outcome.read_spec(folder) or {}).get('search')
     results.show(sweep)
     print(f'page: {results.report(folder)}')
-    return int(any(row.status == 'failed' for row in sweep.rows))
+    statuses = [row.status for row in sweep.rows]
+    left = (search['trials'] if search else len(statuses)) - sum(map(statuses.count, ('done', 'pruned', 'failed')))
+    if left:
+        logging.warning('%d points have not come to an end; the same command goes on with them', left)
+    return int(bool(left) or 'failed' in statuses)

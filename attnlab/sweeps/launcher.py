@@ -68,3 +68,6 @@ def run(argv: Sequence[str], folder: Path, count: int, launcher: str, options: d
         master.tell(folder, told)
         time.sleep(_POLL)
     master.tell(folder, told)
+    for job in jobs:
+        if code := 'none' if job.exception() else job.result():
+            logging.warning('job %s ended with exit code %s; its log is %s', job.job_id, code, job.paths.stdout)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from attnlab import environment
 from attnlab.errors import RunError
 from attnlab.sweeps import outcome
 
@@ -18,17 +19,18 @@ DEATHS = 10
 _POLL = 0.2
 
 
-def run(argv: Sequence[str], folder: Path, count: int, first: Sequence[str] = ()) -> int:
+def run(argv: Sequence[str], folder: Path, count: int) -> int:
     """Runs `attnlab ARGV` as workers 0 to count - 1 until they have ended, and tells of each point that ends.
 
-    first: what number 0 is to do besides, once.  A worker that is killed is started again.  Returns the code to end
-    with: of the first worker that could not work, 128 + the number of the signal that asked to stop, else 0.
+    A worker that is killed is started again.  Returns the code to end with: of the first worker that could not work,
+    128 + the number of the signal that asked to stop, else 0.
     """
-    start = lambda number, more=(): subprocess.Popen(
-        [sys.executable, '-m', 'attnlab', *argv, f'--worker={number}', *more],
+    start = lambda number: subprocess.Popen(
+        [sys.executable, '-m', 'attnlab', *argv, f'--worker={number}'],
+        env=environment.launched(),
         start_new_session=True,  # a terminal's Ctrl-C comes to them once, from here
     )
-    workers = [start(0, first), *(start(number) for number in range(1, count))]
+    workers = [start(number) for number in range(count)]
     told, deaths = told_of(folder), 0
     with _forwarded(workers) as came:
         while True:

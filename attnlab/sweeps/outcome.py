@@ -151,9 +151,10 @@ def write_outcome(folder: Path, name: str, end: Outcome) -> None:
     write(point_folder(folder, name) / 'outcome.json', asdict(end))
 
 
-def forget(folder: Path, name: str) -> None:
-    """Takes away how a point ended."""
-    (point_folder(folder, name) / 'outcome.json').unlink(missing_ok=True)
+def forget(folder: Path, name: str, point: bool = False) -> None:
+    """Takes away how a point ended, and, of a search, also what it was."""
+    for file in ('outcome.json', *(['point.json'] if point else [])):
+        (point_folder(folder, name) / file).unlink(missing_ok=True)
 
 
 def write(path: Path, tree: Mapping[str, Any]) -> None:

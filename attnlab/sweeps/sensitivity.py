@@ -29,17 +29,16 @@ def lines(groups: Sequence[Group], records: Records) -> list[dict[str, Any]]:
     """A line a variant (what else varies), as `attnlab.report.sweep_figures.sensitivity` takes it.
 
     Empty where the learning rate does not vary, or where a variant has but one, as in most searches.  A rate of which
-    no point has come to an end is left out; as long as one is out, the sensitivity is not known.
+    no point has come to an end is left out, as is a variant with none; as long as one is out, there is no sensitivity.
     """
-    if not groups or RATE not in groups[0].values:
-        return []
+    groups = [group for group in groups if group.values.get(RATE) is not None]  # a search that failed drew none
     variants: dict[str, list[Group]] = {}
     for group in groups:
         rest = named({key: value for key, value in group.values.items() if key != RATE})
         variants.setdefault(described(rest), []).append(group)
-    if min(map(len, variants.values())) < 2:
+    if min(map(len, variants.values()), default=0) < 2:
         return []
-    return [_line(label, each, records) for label, each in variants.items()]
+    return [line for label, each in variants.items() if (line := _line(label, each, records))['rates']]
 
 
 def _line(label: str, groups: Sequence[Group], records: Records) -> dict[str, Any]:

@@ -7,7 +7,6 @@ Who runs a point holds a lock of its file system and sends heartbeats.  On one m
 once that its holder is dead; of another machine the heartbeats tell, by the clock of the database.
 """
 
-import fcntl
 import random
 import socket
 import time
@@ -25,6 +24,7 @@ from optuna.exceptions import ExperimentalWarning, OptunaError, UpdateFinishedTr
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from attnlab import files
 from attnlab.errors import RunError, UserError
 from attnlab.sweeps.outcome import BEAT, GRACE, Outcome
 
@@ -284,17 +284,12 @@ def _locked(store: Store, name: str) -> TextIO | None:
 
 
 def lock(path: Path) -> TextIO | None:
-    """Holds a lock until the file is closed or the process ends, however it does; None where another holds it."""
+    """As `attnlab.files.lock`; RunError where there are none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open('a')
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return files.lock(path)
     except OSError as error:
-        file.close()
-        if isinstance(error, BlockingIOError):
-            return None
         raise RunError(f'{path} cannot be locked: {error.strerror}; a sweep needs a file system with locks') from error
-    return file
 
 
 # Searches

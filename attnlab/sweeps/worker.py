@@ -144,8 +144,6 @@ def _trained(
     except Pruned as wish:
         print(wish)
         return Outcome('pruned', plan.metric, plan.direction, *_best(workdir, plan), spent())
-    except Stopped:
-        raise
     except Exception as error:  # whatever it is, the other points are run
         traceback.print_exc()
         return _failed(plan, error, spent())
@@ -253,14 +251,3 @@ def _beating(says: Callable[[bool], None], beat: Callable[[], bool]) -> Iterator
     finally:
         done.set()
         thread.join()
-
-
-def stop_with(parent: int) -> None:
-    """Stops this process, which saves, once the one that started it is gone."""
-
-    def look() -> None:
-        while os.getppid() == parent:
-            time.sleep(POLL)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=look, daemon=True).start()

@@ -82,6 +82,11 @@ def manager(workdir: Path, read_only: bool = False):
                 opened.close()
 
 
+def steps(workdir: Path) -> list[int]:
+    """The steps that stand in a run's directory under their own names, in order."""
+    return sorted(int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal())
+
+
 @contextmanager
 def _quiet():
     """Without the tracebacks of writing threads that find, after the first error of a save, nobody waiting for them."""

@@ -65,7 +65,10 @@ def _writing(path: Path):
 
 def _cut(path: Path, step: int) -> None:
     """Ends a metrics file behind a step; a kill or a full disk in the midst of it leaves it as it was."""
-    kept = [line for line in read_lines(path) if json.loads(line)['step'] <= step]
+    try:
+        kept = [line for line in read_lines(path) if json.loads(line)['step'] <= step]
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f'{path} has a line that is no record of a step; without it the run can go on') from None
     text = ''.join(line + '\n' for line in kept)
     if path.exists() and path.read_text(encoding='utf-8') != text:
         files.write(path, text)

@@ -3,13 +3,14 @@
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import jax
 import numpy as np
 
 from attnlab import environment
-from attnlab.errors import UserError
+from attnlab.errors import RunError, UserError
 
 HEARTBEAT = 10
 """Seconds without a sign of life after which a process is given up, and with it the run."""
@@ -23,6 +24,8 @@ def join(count: int | None, number: int | None, coordinator: str | None) -> None
 
     Raises UserError where the others cannot be reached, and where the environment says nothing.
     """
+    # Of CPUs, programs that are under way at the same time may take each other's messages for their own.
+    jax.config.update('jax_cpu_enable_async_dispatch', False)
     if number is not None:
         logging.warning('process %d of %d waits for the others at %s', number, count, coordinator)
     try:
@@ -81,6 +84,26 @@ def agreed(scores: dict[str, float]) -> dict[str, float]:
     bits = np.array(list(scores.values()), np.float64).view(np.uint32)
     agreed = np.asarray(multihost_utils.broadcast_one_to_all(bits)).view(np.float64)
     return dict(zip(scores, agreed.tolist(), strict=True))
+
+
+def by_first(do: Callable[[], None]) -> None:
+    """Lets the first process do something before any goes on; where that fails, the others leave without a word."""
+    failed: Exception | None = None
+    if first():
+        try:
+            do()
+        except Exception as error:
+            failed = error
+    if several():
+        from jax.experimental import multihost_utils
+
+        kinds = (type(None), UserError, Exception)
+        kind = next(number for number, each in enumerate(kinds) if isinstance(failed, each))
+        kind = int(multihost_utils.broadcast_one_to_all(np.array(kind)))
+        if kind and not first():
+            raise UserError('') if kind == 1 else RunError('')
+    if failed is not None:
+        raise failed
 
 
 def together(what: str) -> None:

@@ -1,10 +1,9 @@
 """A run's directory: trained, loaded, scored; the task is whatever its config names."""
 
-import fcntl
 import json
-import os
+import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,40 +49,53 @@ def train(
     """
     check(config)
     kind = tasks.module(config)
-    saved = workdir / 'config.json'
-    if saved.exists():
-        configs.check_same(config, configs.read(saved))
-    params = _started(config) if config.get('start') and not (workdir / 'checkpoints').exists() else None
+    found = _found(workdir)
+    if found.config is not None:
+        configs.check_same(config, configs.read(workdir / 'config.json'))
+    params = _started(config) if config.get('start') and not found.steps else None
     task = kind.build(config, workdir)
     if profile is not None and profile[1] > (total := loop.plan(config, task.examples).total):
         raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
     processes.together('each has seen what there was before the first one writes')
-    with _alone(workdir):
-        if processes.first():
-            configs.save(config, saved)
+    with ExitStack() as held:
+
+        def begin() -> None:
+            held.enter_context(_alone(workdir))
+            if _found(workdir) != found:
+                raise UserError(f'{workdir} was trained by another process in the meantime')
+            configs.save(config, workdir / 'config.json')
             task.save(workdir)
-        processes.together('the work directory is there')
+
+        processes.by_first(begin)
         return loop.train(config, task, workdir, params, debug_nans=debug_nans, profile=profile, watch=watch)
+
+
+class _Found(NamedTuple):
+    """What there is of a run: the bytes of its config, and the steps that it can go on from."""
+
+    config: bytes | None
+    steps: list[int]
+
+
+def _found(workdir: Path) -> _Found:
+    config = workdir / 'config.json'
+    return _Found(config.read_bytes() if config.exists() else None, checkpoint.steps(workdir))
 
 
 @contextmanager
 def _alone(workdir: Path) -> Iterator[None]:
     """Makes a run's directory and holds it, until this process ends at the latest; UserError where another does."""
-    if not processes.first():  # who holds it for all
+    workdir.mkdir(parents=True, exist_ok=True)
+    try:
+        held = files.lock(workdir / '.lock')
+    except OSError as error:
+        logging.warning('%s cannot be locked (%s): start no second run there', workdir, error.strerror)
         yield
         return
-    workdir.mkdir(parents=True, exist_ok=True)
-    folder = os.open(workdir, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f'{workdir} is being trained by another process') from None
-        except OSError:  # a file system without locks
-            pass
+    if held is None:
+        raise UserError(f'{workdir} is being trained by another process')
+    with held:
         yield
-    finally:
-        os.close(folder)
 
 
 def _started(config: Any) -> Params:
@@ -97,7 +109,7 @@ def _started(config: Any) -> Params:
     params = tasks.able(config, 'adapted')(config, loaded.config, loaded.params)
     shapes = jax.eval_shape(tasks.module(config).init(config, source), jax.random.key(0))
     checkpoint.check_shapes(f'start {config.start}', params, shapes)
-    return params
+    return jax.device_get(params)  # from where they can be put on any devices
 
 
 def config(workdir: Path) -> Any:

@@ -60,9 +60,11 @@ def test_the_list(experiment, tmp_path, capsys):
 def test_the_best_of_another_sweep_is_not_written(experiment, tmp_path, capsys):
     config, folder = experiment(SWEEPS), tmp_path / 'sweep'
     made.sweep(folder, [made.point({'seed': 1}, value=1.0, metrics=[])], config=config, names=('seeds',))
-    best = lambda name: cli.main(['sweep', f'--config={config}', f'--workdir={folder}', f'--sweep={name}',
-                                  f'--best={tmp_path}/best.py'])  # fmt: skip
+    best = lambda name, *more: cli.main(['sweep', f'--config={config}', f'--workdir={folder}', f'--sweep={name}',
+                                         f'--best={tmp_path}/best.py', *more])  # fmt: skip
     assert best('sizes') == 2 and not (tmp_path / 'best.py').exists()
     said = f'holds another sweep: sizes of {config} here and seeds of {config} there'
     assert said in capsys.readouterr().err
+    assert best('seeds', '--config.model.hidden=64', '--trials=7') == 2
+    assert f'{folder} holds another sweep: one without --trials=7 --config.model.hidden=64' in capsys.readouterr().err
     assert best('seeds') == 0 and (tmp_path / 'best.py').exists()

@@ -77,7 +77,7 @@ def test_a_jobs_command_line(monkeypatch, experiment, tmp_path):
             '--launcher', 'slurm', f'--storage=sqlite:///{tmp_path}/x.db', '--launcher_options=partition=a',
             '--config.model.hidden=16']  # fmt: skip
     before = dict(os.environ)
-    assert cli.main(argv) == 0
+    assert cli.main(argv) == 1  # no point has come to its end
     [(given, folder, count, name, options)] = submitted
     kept = {f'--config={experiment(SWEEPS)}', f'--workdir={tmp_path}/new', '--sweep=more',
             f'--storage=sqlite:///{tmp_path}/x.db', '--config.model.hidden=16'}  # fmt: skip

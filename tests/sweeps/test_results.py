@@ -181,6 +181,12 @@ def test_the_page_is_of_the_directory_as_it_stands(tmp_path):
     assert (path.parent / 'table.csv').exists()
 
 
+def test_a_sweep_of_rates_of_which_none_has_a_loss_has_a_page(tmp_path):
+    failed = [point({RATE: rate}, 'failed', reason='no such file') for rate in (0.1, 0.2)]
+    read(tmp_path, *failed, point({}, 'failed', reason='ZeroDivisionError'), point({RATE: 0.3}, 'waiting'))
+    assert results.report(tmp_path).exists()
+
+
 def test_the_numbers_of_the_page_are_those_of_the_runs(tmp_path):
     records = [*train(4.0, 3.0), valid(2, loss=2.5)]
     data = results.plain(read(tmp_path, point({RATE: 0.1}, value=2.5, step=2, metrics=records), point({RATE: 0.2})))

@@ -77,6 +77,14 @@ def test_there_are_none_where_the_rate_does_not_vary_or_nothing_else_is_shared(t
     assert lines(tmp_path / 'b', run(0.1, 1.0, **{ORDER: 'pre'}), run(0.2, 1.0, **{ORDER: 'post'})) == []
 
 
+def test_a_variant_without_a_loss_and_a_search_that_failed_are_left_out(tmp_path):
+    waiting = [point({RATE: rate, ORDER: 'post'}, 'waiting') for rate in (0.1, 0.2)]
+    failed = point({}, 'failed', reason='ZeroDivisionError: division by zero')
+    (found,) = lines(tmp_path / 'a', run(0.1, 1.0, **{ORDER: 'pre'}), run(0.2, 2.0, **{ORDER: 'pre'}), *waiting, failed)
+    assert found['label'] == 'order=pre' and found['rates'] == [0.1, 0.2]
+    assert lines(tmp_path / 'b', *waiting) == []
+
+
 def test_a_run_says_its_loss_at_initialisation_and_how_it_diverged(tmp_path):
     """What is read here is what the loop writes."""
     with pytest.raises(RunError) as error:

@@ -19,6 +19,13 @@ def search_two(trial):
             'model.dropout': trial.suggest_float('dropout', 0, 0.5), 'model.attention': trial.suggest_categorical(
                 'score', ['additive', 'dot'])}
 '''
+SOMETIMES = '''
+import os
+def search_sometimes(trial):
+    if os.environ.get('BROKEN'):
+        raise ValueError('broken')
+    return {'optimizer.learning_rate': trial.suggest_float('rate', 1e-4, 1, log=True)}
+'''
 EVALUATIONS = 8
 
 
@@ -60,7 +67,7 @@ def trainer(monkeypatch):
 @pytest.fixture
 def sweep(experiment, tmp_path):
     """Begins a sweep of a name, and returns what runs it in this process."""
-    config = experiment(SWEEPS)
+    config = experiment(SWEEPS + SOMETIMES)
 
     def begun(name, folder='sweep', **search):
         plan = points.plan(config, [], [name], search)
@@ -191,6 +198,19 @@ def test_a_search_that_makes_no_config_fails_its_points(trainer, sweep):
     rows = sweep('bad', trials=2)()
     assert [row.status for row in rows] == ['failed'] * 2 and not trainer.ran
     assert rows[0].reason.startswith('there is no config.optimizer.rate; did you mean')
+
+
+def test_a_search_that_failed_draws_anew_when_it_is_forgotten(trainer, sweep, tmp_path, monkeypatch):
+    work = sweep('sometimes', trials=3, sampler='random')
+    monkeypatch.setenv('BROKEN', '1')
+    assert [row.reason for row in work()] == ['ValueError: broken'] * 3
+    monkeypatch.delenv('BROKEN')
+    config, search = outcome.read_spec(tmp_path / 'sweep')['config'], dict(trials=3, sampler='random')
+    seen = board.Board(tmp_path / 'sweep', points.plan(config, [], ['sometimes'], search), {})
+    board.forget_failed(seen, seen.numbers)
+    rows = work()
+    assert [row.status for row in rows] == ['done'] * 3 and len(set(rates(rows))) == 3
+    assert [rate for _, rate in trainer.ran] == rates(rows)
 
 
 def test_evaluations_told_before_a_kill_are_told_once(trainer, sweep):

@@ -14,7 +14,7 @@ from attnlab.errors import UserError
 from attnlab.report import page
 from attnlab.tasks import vision
 from attnlab.tasks.vision import corpus, models, pictures, scores
-from attnlab.train import count, run
+from attnlab.train import count, metrics, run
 from tests.tasks.conftest import drawn, files
 
 DIGITS, SMALL = 'experiments/vision/digits.py', 'experiments/vision/cifar10_small.py'
@@ -339,6 +339,16 @@ def test_a_run_goes_on_at_another_resolution(seeing, tmp_path):
     fresh = tiny(model__image='32,16', train__duration='1 steps')
     run.train(fresh, tmp_path / 'fresh')
     assert first['loss'] != json.loads((tmp_path / 'fresh' / 'metrics.jsonl').read_text().splitlines()[0])['loss']
+
+
+def test_a_start_holds_on_several_devices_and_until_there_is_a_checkpoint(seeing, tmp_path):
+    losses = {}
+    for name, changes in {'one': {}, 'two': dict(train__mesh='data=2'), 'none': dict(start='')}.items():
+        (tmp_path / name / 'checkpoints').mkdir(parents=True)  # as a kill before the first save leaves it
+        run.train(tiny(**(dict(start=str(seeing), train__duration='1 steps') | changes)), tmp_path / name)
+        losses[name] = metrics.read(tmp_path / name)[0]['loss']
+    assert losses['two'] == pytest.approx(losses['one'], rel=1e-5)
+    assert abs(losses['one'] - losses['none']) > 1e-3
 
 
 def test_what_does_not_fit_is_named(seeing, tmp_path):

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from attnlab.errors import RunError, UserError
+from attnlab.errors import RunError, Stopped, UserError
 from attnlab.train import checkpoint
 from attnlab.train.checkpoint import Progress, Saved
 
@@ -77,6 +77,17 @@ def test_another_shape_is_refused_by_the_name_of_the_parameter(tmp_path):
     with checkpoint.manager(tmp_path) as manager:
         with pytest.raises(UserError, match=r'params/layer/bias has shape \(3,\); this config expects \(4,\)'):
             checkpoint.latest(manager, *shapes(width=4))
+
+
+def test_a_signal_in_the_midst_of_reading_is_no_damage(tmp_path, monkeypatch):
+    save_all(tmp_path, saved(1))
+
+    def stopped(folder, tree):
+        raise Stopped(15, 0)
+
+    monkeypatch.setattr(checkpoint, '_read', stopped)
+    with checkpoint.manager(tmp_path) as manager, pytest.raises(Stopped):
+        checkpoint.latest(manager, *shapes())
 
 
 def test_nothing_saved_is_none(tmp_path):

@@ -1,6 +1,5 @@
 """Runs of several processes, by the command line: the same numbers, and an end for all where one ends."""
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import attnlab
+from attnlab import files
 from attnlab.errors import UserError
 from attnlab.launch import free_port
 from attnlab.train import metrics, run
@@ -81,20 +81,52 @@ def test_none_writes_before_all_have_read(tmp_path, monkeypatch):
     config = tiny_language(tmp_path / 'data', train__duration='1 steps')
     run.train(config, tmp_path / 'run')
     assert not [path for path in there[0] if path.is_relative_to(tmp_path / 'run')]
-    assert tmp_path / 'run/vocabulary/text.json' in there[1]
+    assert (tmp_path / 'run/vocabulary/text.json').exists()
 
 
 def test_a_directory_that_is_being_trained_is_refused(tmp_path):
     config, workdir = tiny_language(tmp_path / 'data', train__duration='1 steps'), tmp_path / 'run'
     workdir.mkdir()
-    folder = os.open(workdir, os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)
-    with pytest.raises(UserError, match='run is being trained by another process'):
+    with files.lock(workdir / '.lock'), pytest.raises(UserError, match='run is being trained by another process'):
         run.train(config, workdir)
-    assert not list(workdir.iterdir())
-    os.close(folder)
+    assert list(workdir.iterdir()) == [workdir / '.lock']
     run.train(config, workdir)
     run.train(config, workdir)  # it is given back
+
+
+def test_a_directory_that_another_trains_while_the_data_is_read_is_refused(tmp_path, monkeypatch):
+    config, workdir = tiny_language(tmp_path / 'data', train__duration='1 steps'), tmp_path / 'run'
+    build = run.tasks.module(config).build
+    other = tiny_language(tmp_path / 'data', train__duration='1 steps', optimizer__learning_rate='0.5')
+
+    def built(config, workdir):
+        monkeypatch.undo()
+        run.train(other, workdir)
+        return build(config, workdir)
+
+    monkeypatch.setattr(run.tasks.module(config), 'build', built)
+    with pytest.raises(UserError, match='run was trained by another process in the meantime'):
+        run.train(config, workdir)
+    assert run.config(workdir) == other
+
+
+def test_what_the_first_cannot_do_is_told_once(tmp_path):
+    workdir = tmp_path / 'run'
+    workdir.mkdir()
+    with files.lock(workdir / '.lock'):
+        code, output = finished(command(tmp_path, workdir, '--processes=2', train__mesh='data=8'))
+    told = [line for line in output.splitlines() if 'waits for the others' not in line and 'Gloo' not in line]
+    assert code == 2 and told == [f'attnlab: process 0: {workdir} is being trained by another process']
+
+
+def test_without_their_launcher_they_save_and_stop(tmp_path):
+    workdir = tmp_path / 'run'
+    process = started(command(tmp_path, workdir, '--processes=2', **LONG))
+    trained_a_while(workdir, process)
+    process.kill()
+    process.communicate(timeout=60)  # ends when they do, who hold the pipe
+    with files.lock(workdir / '.lock') as held:
+        assert held is not None
 
 
 def children(pid):
