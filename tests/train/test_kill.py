@@ -122,8 +122,10 @@ def lines(workdir):
     return [json.dumps(record) for record in metrics.read(workdir) if record['split'] != 'speed']
 
 
-@pytest.mark.slow  # one kill among the others is in test_resume.py
-@pytest.mark.parametrize(('kills', 'processes'), [(100, 1), (10, 2)])
+@pytest.mark.parametrize(('kills', 'processes'), [  # one kill among the others is in test_resume.py
+    pytest.param(100, 1, marks=pytest.mark.slow), pytest.param(10, 2, marks=pytest.mark.slow),
+    pytest.param(100, 2, marks=pytest.mark.long),
+])  # fmt: skip
 def test_killed_at_random_moments(tmp_path, kills, processes, monkeypatch):
     monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=2')
     # More than all starts together can do, however fast: the last one has to be killed too.
