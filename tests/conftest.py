@@ -53,3 +53,10 @@ def quickly() -> Iterator[None]:
     jax.config.update('jax_disable_most_optimizations', True)
     yield
     jax.config.update('jax_disable_most_optimizations', False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Rooms of long tests first: at the end the processes that share a run's files are left with short ones."""
+    long = ('train/', 'sweeps/', 'test_experiments', 'tasks/', 'models/')
+    place = lambda item: next((at for at, name in enumerate(long) if f'tests/{name}' in item.nodeid), len(long))
+    items.sort(key=place)
