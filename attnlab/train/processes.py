@@ -1,10 +1,11 @@
 """The processes of one run, on one machine or on many, each with devices of its own."""
 
+import ctypes
 import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -37,6 +38,29 @@ def join(count: int | None, number: int | None, coordinator: str | None) -> None
         reason = str(error).splitlines()[0]
         raise UserError(f'the processes of the run do not come together: {where} ({reason})') from error
     sys.excepthook = _told
+    _wait_before_terminating()
+
+
+def _wait_before_terminating() -> None:
+    """Gives the coordinator time to name who is lost, where the transport of a CPU, whose peer has gone, throws in a
+    thread of its own: that would end this process at once, and the coordinator with it."""
+    handler = ctypes.CFUNCTYPE(None)
+    try:
+        set_terminate = ctypes.CDLL('libstdc++.so.6')._ZSt13set_terminatePFvvE
+    except (OSError, AttributeError):  # another library of C++
+        return
+    set_terminate.argtypes, set_terminate.restype = [handler], handler
+
+    def wait() -> None:
+        time.sleep(2 * HEARTBEAT)
+        usual()
+
+    _HANDLERS.append(handler(wait))
+    usual = set_terminate(_HANDLERS[-1])
+
+
+_HANDLERS: list[Any] = []
+"""What C++ calls, which must not go away."""
 
 
 def _told(kind: type[BaseException], error: BaseException, trace: object) -> None:
