@@ -4,7 +4,7 @@ attnlab train --config=experiments/vision/digits.py --workdir=runs/digits
 attnlab eval --workdir=runs/digits
 attnlab attend --workdir=runs/digits 0 1 2
 
-Two cores of an AMD EPYC, seed 0: 98.2 % of 1,000 test images in 49 seconds.
+Two cores of an AMD EPYC, seed 0: 98.6 % of 1,000 test images in 48 seconds.
 """
 
 from ml_collections import ConfigDict
