@@ -25,8 +25,6 @@ def join(count: int | None, number: int | None, coordinator: str | None) -> None
 
     Raises UserError where the others cannot be reached, and where the environment says nothing.
     """
-    # Of CPUs, programs that are under way at the same time may take each other's messages for their own.
-    jax.config.update('jax_cpu_enable_async_dispatch', False)
     if number is not None:
         logging.warning('process %d of %d waits for the others at %s', number, count, coordinator)
     try:
