@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from attnlab.bench import peers, steps
 from attnlab.bench.timing import interleave
+from attnlab.data.augment import Augment
 from attnlab.data.images import SIDE, Images
 from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.layers.block import Recipe
@@ -121,11 +121,10 @@ def products(sizes: Sizes) -> steps.Shapes:
 BATCHES = 20
 """Made in a row to be timed once."""
 
-PLAIN = dict(crop=4, flip=True, policy='none', operations=2, strength=0.5, erase=0.0, mixup=0.0, cutmix=0.0)
 INPUTS = {
-    'crop, flip': PLAIN,
-    'and trivial': PLAIN | dict(policy='trivial'),
-    'and rand, erase, mix': PLAIN | dict(policy='rand', erase=0.25, mixup=0.8, cutmix=1.0),
+    'crop, flip': Augment(crop=4, flip=True),
+    'and trivial': Augment(crop=4, flip=True, policy='trivial'),
+    'and rand, erase, mix': Augment(crop=4, flip=True, policy='rand', erase=0.25, mixup=0.8, cutmix=1.0),
 }
 
 
@@ -135,8 +134,8 @@ def inputs(B: int, rounds: int, seconds: float) -> str:
     pixels = random.integers(0, 256, (50_000, SIDE, SIDE, 3), np.uint8)
     whole = Images(pixels, random.integers(0, 10, len(pixels), np.int32), tuple('0123456789'))
 
-    def maker(fields: dict[str, Any]) -> Callable[[], None]:
-        batch, turns = corpus.batch_of(ConfigDict(fields), whole, B, seed=0), count()
+    def maker(changes: Augment) -> Callable[[], None]:
+        batch, turns = corpus.batch_of(changes, whole, B, seed=0), count()
 
         def make() -> None:
             for _ in range(BATCHES):
@@ -144,6 +143,6 @@ def inputs(B: int, rounds: int, seconds: float) -> str:
 
         return make
 
-    times = interleave({name: maker(fields) for name, fields in INPUTS.items()}, rounds, seconds=seconds)
+    times = interleave({name: maker(changes) for name, changes in INPUTS.items()}, rounds, seconds=seconds)
     rows = [f'{name:<24}{BATCHES * B / median(each):18,.0f}' for name, each in times.items()]
     return '\n'.join([f'\nbatches of {B} for CIFAR', f'{"made in NumPy":<24}{"images a second":>18}', *rows])

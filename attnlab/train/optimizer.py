@@ -11,6 +11,8 @@ import optax
 
 from attnlab.errors import UserError
 
+_BLOCK = re.compile(r'(?:stage_(\d+)_)?block_(\d+)')
+
 Schedule = Callable[[Any], Any]
 """The learning rate of step i, i from 0, as a part of its peak."""
 
@@ -111,5 +113,5 @@ def _names(path: Any) -> list[str]:
 
 def _block(names: list[str]) -> tuple[int, int] | None:
     """(stage, number) of the block that a parameter is of: block_2 of a Transformer, stage_1_block_2 of a ResNet."""
-    found = next(filter(None, map(re.compile(r'(?:stage_(\d+)_)?block_(\d+)').match, names)), None)
+    found = next(filter(None, map(_BLOCK.match, names)), None)
     return (int(found[1] or 0), int(found[2])) if found else None

@@ -119,11 +119,10 @@ def by_first(do: Callable[[], None]) -> None:
     if several():
         from jax.experimental import multihost_utils
 
-        kinds = (type(None), UserError, Exception)
-        kind = next(number for number, each in enumerate(kinds) if isinstance(failed, each))
-        kind = int(multihost_utils.broadcast_one_to_all(np.array(kind)))
-        if kind and not first():
-            raise UserError('') if kind == 1 else RunError('')
+        code = 0 if failed is None else 2 if isinstance(failed, UserError) else 1
+        code = int(multihost_utils.broadcast_one_to_all(np.array(code)))
+        if code and not first():
+            raise UserError('') if code == 2 else RunError('')
     if failed is not None:
         raise failed
 
