@@ -24,7 +24,7 @@ from attnlab.train import metrics, run
 from attnlab.train.loop import Watch
 
 POLL = 1.0
-"""Seconds between two looks for a point, and between two at whether the process that started this one is there."""
+"""Seconds between two looks for a point, and between two at whether a sign of life is due."""
 
 
 def work(board: Board, name: str, url: str) -> None:
