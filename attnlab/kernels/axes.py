@@ -1,8 +1,12 @@
 """The axes of a mesh of devices by name, and what of an array is divided over which."""
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Shaped
 
 AXES: tuple[str, ...] = ('data', 'fsdp', 'expert', 'sequence', 'tensor')
 """All that a mesh may have, those first between whose devices the least is sent."""
@@ -17,12 +21,39 @@ HEADS = 'tensor'
 """Over this heads, hidden activations and the vocabulary."""
 
 
-def spread(x: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
-    """x as it is, its rows and tokens divided as those of a batch are, where a mesh is in context (`jax.set_mesh`).
+def spread(x: Shaped[Array, 'B ...']) -> Shaped[Array, 'B ...']:
+    """x as it is, where a mesh is in context (`jax.set_mesh`) divided as a batch is: rows, and what comes next, such as
+    tokens, as far as their numbers divide.
 
     Without it the compiler may gather activations where it should gather parameters.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes:
         return x
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(ROWS, TOKENS))
+    whole = x.ndim < 2 or TOKENS not in mesh.shape or x.shape[1] % mesh.shape[TOKENS]
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(rows(mesh.shape, x.shape[0]), None if whole else TOKENS))
+
+
+def rows(sizes: Mapping[str, int], B: int) -> tuple[str, ...]:
+    """The axes of a mesh that B rows are divided over: each of `ROWS` that still divides them."""
+    kept, parts = [], 1
+    for axis in ROWS:
+        if axis in sizes and B % (parts * sizes[axis]) == 0:
+            kept.append(axis)
+            parts *= sizes[axis]
+    return tuple(kept)
+
+
+def at_once(limit: int, count: int) -> int:
+    """Of `count` rows to run, how many at once: a multiple of the devices that the mesh in context divides rows over,
+    at most `limit` on each, and no more than there is need of."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    parts = math.prod(sizes.get(axis, 1) for axis in ROWS)
+    return parts * min(limit, -(-count // parts))
+
+
+def whole(tree: Any) -> Any:
+    """Arrays as they are, on each device of the mesh in context all of them, so that every process can read them."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return tree
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree)

@@ -26,7 +26,8 @@ class Task:
     batch: the training batch of step i (from 0), whole or a slice of its `rows`; a pure function of these, so that
       resuming needs the step alone, and each of several processes its own rows.
     loss: (parameters, batch, key) -> Sums, pure and jit-compiled by the loop.
-    evaluate: parameters -> scores on the whole validation split.
+    evaluate: parameters -> scores on the whole validation split; rows divided over the mesh in context, if there is
+      one (`attnlab.kernels.axes`).
     best: (name among the scores, 'max' or 'min'): which parameters to keep.
     """
 

@@ -30,6 +30,8 @@ class Layout(NamedTuple):
       and a state to show how it lies.  What follows the batch lies as a state does.
     rows: of a batch of so many, those that lie on devices of this process.
     batch: arrays of the host, the whole batch, as compiled steps take them; or its `rows` alone, and how many it has.
+    use: (function, parameters of a state) -> what the function makes of them, called with the mesh in context, so that
+      it divides its rows by `axes.spread`; by pmap, on one device.
     local: state, what was kept of it, or values, as one device of this process has it, whole.
     """
 
@@ -43,6 +45,7 @@ class Layout(NamedTuple):
     compile: Callable[[Callable[..., Any], Any], Callable[..., Any]]
     rows: Callable[[int], slice]
     batch: Callable[..., Any]
+    use: Callable[[Callable[[Any], Any], Any], Any]
     local: Callable[[Any], Any]
 
 
@@ -69,6 +72,14 @@ def layout(parallel: str, mesh: str, rows: int) -> Layout:
             return _pmap(list(found.devices.flat))
         case other:
             raise UserError(f"train.parallel is {other!r}; expected 'jit' or 'pmap'")
+
+
+def to_use(mesh: str, rows: int) -> Layout:
+    """As `layout` by jit; where there are fewer devices than the mesh asks for, rows over those that there are."""
+    try:
+        return _jit(mesh_of(mesh, rows))
+    except UserError:
+        return _jit(mesh_of('data=0', rows))
 
 
 def mesh_of(text: str, rows: int) -> Mesh:
@@ -149,6 +160,10 @@ def _jit(mesh: Mesh) -> Layout:
 
         return jax.make_array_from_callback(shape, NamedSharding(mesh, batch_spec(shape, mesh)), part)
 
+    def use(function: Callable[[Any], Any], params: Any) -> Any:
+        with context():
+            return function(params)
+
     gather = jax.jit(lambda x: x, out_shardings=everywhere)
 
     def local(tree: Any) -> Any:
@@ -171,6 +186,7 @@ def _jit(mesh: Mesh) -> Layout:
         compile=compiled,
         rows=rows,
         batch=lambda tree, count=None: jax.tree.map(lambda x: sent(x, count), tree),
+        use=use,
         local=local,
     )
 
@@ -210,5 +226,6 @@ def _pmap(devices: list[Any]) -> Layout:
         compile=lambda step, _: jax.pmap(step, AXIS, donate_argnums=0, devices=devices),
         rows=lambda count: slice(0, count),
         batch=lambda tree, count=None: jax.tree.map(lambda x: x.reshape(n, -1, *x.shape[1:]), tree),
+        use=lambda function, params: function(local(params)),
         local=local,
     )

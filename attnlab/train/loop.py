@@ -330,7 +330,7 @@ def _run(
         advance(step, {'loss': found['loss']} | scores)
 
     stopped = bool(durations.patience) and progress.waited >= durations.patience
-    step = int(layout.local(state.step))
+    begun = step = int(layout.local(state.step))
     while step < durations.total and not stopped:
         with clock.spend('wait'):
             batch = next(batches)
@@ -338,12 +338,14 @@ def _run(
         step += 1
         settle()
         last = step, values, utilisation.shape_of(batch)
+        if step == begun + 1:  # the first sign of life waits for no program of another width
+            settle()
         evaluating = step % durations.evaluate == 0 or step == durations.total
         if stop(step) or evaluating or step % durations.save == 0:  # asked in every step, for the others' sake
             settle()
             if evaluating:
                 with clock.spend('evaluate'):
-                    scores = processes.agreed(task.evaluate(layout.local(state.used)))
+                    scores = processes.agreed(layout.use(task.evaluate, state.used))
                 for key, value in scores.items():  # the step before may have spoilt the parameters with a finite loss
                     if not math.isfinite(value):
                         raise RunError(f'step {step}: the {key} is {value} when evaluated; {_ADVICE}')

@@ -13,7 +13,7 @@ from attnlab import config as configs
 from attnlab import files, tasks
 from attnlab.errors import UserError
 from attnlab.tasks.task import Params
-from attnlab.train import checkpoint, loop, processes
+from attnlab.train import checkpoint, devices, loop, processes
 
 
 class Run(NamedTuple):
@@ -117,10 +117,12 @@ def config(workdir: Path) -> Any:
     return configs.read(workdir / 'config.json')
 
 
-def load(workdir: Path) -> Run:
-    """The run in a directory; raises UserError if it has no checkpoint yet."""
+def load(workdir: Path, layout: devices.Layout | None = None) -> Run:
+    """The run in a directory, on one device or as a layout divides it; raises UserError if it has no checkpoint yet."""
     found = config(workdir)
     shapes = jax.eval_shape(tasks.module(found).init(found, workdir), jax.random.key(0))
+    if layout is not None:
+        shapes = layout.stored(shapes)
     saved = None
     if (workdir / 'checkpoints').is_dir():
         with checkpoint.manager(workdir, read_only=True) as manager:
@@ -135,10 +137,12 @@ def evaluate(workdir: Path, split: str | None = None) -> tuple[str, dict[str, An
 
     Returns the split's name and the scores.
     """
-    run = load(workdir)
+    train = config(workdir).train
+    layout = devices.to_use(train.get('mesh', 'data=0'), train.batch_size)
+    run = load(workdir, layout)
     kind = tasks.module(run.config)
     split = split or str(kind.SPLIT)
-    scores = kind.evaluate(run.config, workdir, run.params, split)
+    scores = layout.use(lambda params: kind.evaluate(run.config, workdir, params, split), run.params)
     scores |= {'step': run.step, 'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
     text = json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False)
     files.write(workdir / f'scores-{split}.json', text + '\n')

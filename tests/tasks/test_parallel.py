@@ -1,10 +1,14 @@
-"""Real tasks on one device and on four: the same losses, noise, experts and padding included."""
+"""Real tasks on one device and on four: the same losses, noise, experts and padding included, and the same scores."""
 
+import jax
 import numpy as np
 import pytest
 
-from attnlab.train import metrics, run
-from tests.tasks.conftest import tiny_config, tiny_language
+from attnlab import config as configs
+from attnlab import tasks
+from attnlab.tasks import vision
+from attnlab.train import devices, metrics, run
+from tests.tasks.conftest import drawn, tiny_config, tiny_language, tiny_transformer
 from tests.tasks.test_vision import tiny
 
 NOISE = dict(model__dropout='0.2', model__attention_dropout='0.2', train__duration='3 steps')
@@ -34,3 +38,75 @@ def test_several_devices_train_as_one(name, tmp_path):
     for one, other in zip(*found, strict=True):
         for key in one.keys() - {'split'}:
             np.testing.assert_allclose(one[key], other[key], rtol=2e-4, err_msg=f'{key}, step {one["step"]}')
+
+
+# Scores: rows divided, parameters where they lie
+
+SCORED = {
+    'language': lambda folder: tiny_language(folder),
+    'experts': lambda folder: tiny_language(folder, model__experts='2', model__active='1'),
+    'documents': lambda folder: tiny_language(folder, data__documents='lines', model__norm='rms', model__scan='true'),
+    'images': lambda folder: tiny(),
+    'recurrent': lambda folder: tiny_config(),
+    'transformer': lambda folder: tiny_transformer(),
+}
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """(function, arguments) of each call of what was compiled with no options."""
+    called, jit = [], jax.jit
+
+    def recording(function, **options):
+        run = jit(function, **options)
+        return run if options else lambda *args: called.append((run, args)) or run(*args)
+
+    monkeypatch.setattr(jax, 'jit', recording)
+    return called
+
+
+def scored(config, workdir, mesh, programs):
+    """The scores of drawn parameters, and the operations of one device in all its programs."""
+    task = tasks.module(config).build(config, workdir)
+    layout = devices.layout('jit', mesh, rows=16)
+    shapes = layout.stored(jax.eval_shape(task.init, jax.random.key(0)))
+    params = jax.tree_util.tree_map_with_path(lambda path, x: jax.device_put(drawn(path, x), x.sharding), shapes)
+    programs.clear()
+    scores = layout.use(task.evaluate, params)
+    each = {jax.tree.map(np.shape, (id(run), *args)).__repr__(): (run, args) for run, args in programs}
+    costs = layout.use(lambda _: [run.lower(*args).compile().cost_analysis() for run, args in each.values()], params)
+    return scores, sum(cost['flops'] for cost in costs)
+
+
+@pytest.mark.parametrize('mesh', ['data=4', 'fsdp=2,tensor=2', 'data=2,sequence=2'])
+@pytest.mark.parametrize('name', SCORED)
+def test_several_devices_score_as_one(name, mesh, tmp_path, programs):
+    config = SCORED[name](tmp_path / 'data')
+    (one, alone), (several, divided) = (scored(config, tmp_path, each, programs) for each in ('data=1', mesh))
+    assert one == pytest.approx(several, rel=1e-5)
+    if name != 'experts':  # whose compiler may gather tokens before it sorts them
+        parts = 2 if name == 'recurrent' and 'sequence' in mesh else 4  # a recurrence has no tokens to divide
+        assert divided < 1.5 * alone / parts
+
+
+def test_a_trained_run_is_scored_as_it_was_trained_or_on_what_there_is(tmp_path, monkeypatch):
+    config = tiny(train__mesh='fsdp=4', train__duration='2 steps', train__eval_every='2 steps')
+    run.train(config, tmp_path)
+    found, evaluate = [], vision.evaluate
+
+    def watched(config, workdir, params, split):
+        sizes = jax.tree.leaves(params)[0].sharding.mesh.shape
+        scores = evaluate(config, workdir, params, split)
+        numbers = {name: score for name, score in scores.items() if name != 'split'}
+        found.append(({axis: size for axis, size in sizes.items() if size > 1}, numbers))
+        return scores
+
+    monkeypatch.setattr(vision, 'evaluate', watched)
+    meshes = {'fsdp=4': {'fsdp': 4}, 'fsdp=64': {'data': 8}, 'data=1': {}}  # of eight devices
+    for mesh in meshes:
+        config.train.mesh = mesh
+        configs.save(config, tmp_path / 'config.json')
+        run.evaluate(tmp_path)
+    assert [where for where, _ in found] == list(meshes.values())
+    for _, scores in found[:2]:
+        assert scores == pytest.approx(found[2][1], rel=1e-5)

@@ -79,6 +79,19 @@ def test_it_learns_and_says_so(tmp_path):
     assert len(list(tmp_path.glob('events.*'))) == 1
 
 
+def test_the_first_step_is_told_before_the_program_of_another_width_is_made(tmp_path):
+    told = {}
+
+    def loss(params, batch, rng):
+        told.setdefault(batch['x'].shape, len(records(tmp_path, 'train')))
+        return Sums(jnp.sum((batch['x'] @ params['w'] - batch['y']) ** 2), jnp.float32(len(batch['x'])), {})
+
+    rows = lambda step: slice(BATCH if step == 0 else BATCH // 2)
+    batch = lambda step: {'x': INPUTS[rows(step)], 'y': TARGETS[rows(step)]}
+    loop.train(config(duration='2 steps', learning_rate=0.001), make_task(loss, batch=batch), tmp_path)
+    assert told == {(BATCH, 3): 0, (BATCH // 2, 3): 1}
+
+
 def test_metrics_that_cannot_be_written_end_the_run(tmp_path):
     (tmp_path / 'metrics.jsonl').mkdir()
     with pytest.raises(RunError, match=f'^{tmp_path}/metrics.jsonl cannot be written: Is a directory$'):

@@ -69,6 +69,8 @@ def test_two_processes_of_four_devices_and_on_with_one(tmp_path, mesh):
     assert output.count('trained,') == 1
     same(tmp_path / 'five', pair, 1e-5)
     assert [record['step'] for record in metrics.read(pair) if record['split'] == 'train'] == [1, 2, 3, 4, 5]
+    one, two = (list(metrics.read(workdir))[-1] for workdir in (tmp_path / 'five', pair))
+    assert one['split'] == two['split'] == 'valid' and two['loss'] == pytest.approx(one['loss'], rel=1e-5)
     (pair / 'config.json').unlink()  # which remembers the mesh and the duration
     alone(tmp_path, pair, 10)
     same(tmp_path / 'ten', pair, 1e-6)

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from attnlab import config as configs
 from attnlab import tasks
 from attnlab.train import checksum, loop, sharding
-from tests.tasks.conftest import tiny_language
+from tests.tasks.conftest import LINES, tiny_language
 
 STEPS = 5
 SGD = dict(optimizer__name='sgd', optimizer__learning_rate='0.3', optimizer__warmup='1 steps', train__batch_size='16')
@@ -106,8 +106,10 @@ MODELS = [
     ('experiments/vision/imagenet_b16.py', {'model.embedding': 'convolution'}),
 ]
 @pytest.mark.parametrize(('spec', 'changes'), MODELS, ids=range(len(MODELS)))
-def test_rules_cover_every_parameter_and_divide_every_matrix(spec, changes):
-    config = configs.load(spec, list(changes.items()))
+def test_rules_cover_every_parameter_and_divide_every_matrix(spec, changes, tmp_path):
+    (tmp_path / 'input.txt').write_text('\n'.join(LINES))
+    folder = {'data.folder': str(tmp_path)} if spec.startswith(CHAR) else {}
+    config = configs.load(spec, list((changes | folder).items()))
     params = tasks.module(config).outline(config, None, False).params
     for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name = checksum.path(keys)

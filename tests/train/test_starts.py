@@ -21,7 +21,7 @@ EXPERIMENTS = {
 
 
 def seconds(name, folder):
-    """From the start of the command to its first record, which is there when the second step is under way."""
+    """From the start of the command to the record of its first step."""
     flags = f'--config={ROOT}/experiments/{name}.py', f'--workdir={folder}/run'
     settings = {'PYTHONPATH': str(ROOT), 'XDG_CACHE_HOME': str(folder / 'cache')}
     env = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS' and not key.startswith('JAX_')}
@@ -39,10 +39,7 @@ def seconds(name, folder):
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize('name', [
-    pytest.param(name, marks=pytest.mark.xfail(reason='its record waits for the program of another width'))
-    if name == 'align/grammar_transformer' else name for name in EXPERIMENTS
-])  # fmt: skip
+@pytest.mark.parametrize('name', EXPERIMENTS)
 def test_a_second_start(name, tmp_path, shared):
     if EXPERIMENTS[name]:
         shared(EXPERIMENTS[name])

@@ -13,6 +13,7 @@ from attnlab.data.vocabulary import BOS, EOS, PAD
 from attnlab.decode.beam import Beams, beam_search
 from attnlab.decode.greedy import Decoded, greedy
 from attnlab.errors import UserError
+from attnlab.kernels import axes
 from attnlab.kernels.losses import cross_entropy
 from attnlab.tasks.align.models import Model, most_tokens
 from attnlab.tasks.task import Params
@@ -56,23 +57,25 @@ def make(
 
     @jax.jit
     def force(params: Params, source: jax.Array, labels: jax.Array):
+        source, labels = axes.spread(source), axes.spread(labels)
         logits, weights = model.read(params, source, shift(labels))
-        return cross_entropy(logits, labels, padding=PAD), weights
+        return axes.whole((cross_entropy(logits, labels, padding=PAD), weights))
 
     def begin(params: Params, source: jax.Array) -> tuple[int, Any, Any]:
-        limit = most_tokens(source.shape[1])
+        limit, source = most_tokens(source.shape[1]), axes.spread(source)
         return limit, model.start(params, source, limit), partial(model.step, params, limit)
 
     @jax.jit
     def free(params: Params, source: jax.Array) -> Decoded:
         limit, state, step = begin(params, source)
-        return greedy(step, state, source.shape[0], bos=BOS, eos=EOS, limit=limit)
+        return axes.whole(greedy(step, state, source.shape[0], bos=BOS, eos=EOS, limit=limit))
 
     @jax.jit
     def search(params: Params, source: jax.Array) -> Beams:
         limit, state, step = begin(params, source)
         first = jnp.full(source.shape[:1], BOS)
-        return beam_search(step, state, first, beams=beams, limit=limit, end=EOS, length_penalty=length_penalty)
+        found = beam_search(step, state, first, beams=beams, limit=limit, end=EOS, length_penalty=length_penalty)
+        return axes.whole(found)
 
     return Translator(
         force, free, search if beams > 1 else None, model.layer, model.shift, model.longest, tuple(widths), batch_size

@@ -15,6 +15,7 @@ from attnlab.data.rows import ALL, IGNORE, Rows
 from attnlab.data.tokens import Tokens
 from attnlab.decode import cache
 from attnlab.errors import UserError
+from attnlab.kernels import axes
 from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.models.language import LanguageModel
 from attnlab.tasks import transformer
@@ -28,7 +29,7 @@ BEST: tuple[str, Literal['max', 'min']] = ('loss', 'min')
 """The score, and its better end, that says which parameters to keep."""
 
 EVALUATED = 8192
-"""About so many tokens of an evaluation go through the model at once."""
+"""About so many tokens of an evaluation go through a device at once."""
 
 
 def check(config: Any) -> None:
@@ -122,15 +123,17 @@ def scorer(model: LanguageModel) -> Callable[[Params, Rows], dict[str, float]]:
 
     @jax.jit
     def score(params: Params, batch: Any) -> tuple[jax.Array, jax.Array]:
+        batch = jax.tree.map(axes.spread, batch)
         logits, _ = model.apply({'params': params}, batch['tokens'], batch['segments'])
         sums = cross_entropy(logits, batch['labels'], padding=IGNORE)
-        return sums.total, sums.weight
+        return axes.whole((sums.total, sums.weight))
 
     def all_of(params: Params, held_out: Rows) -> dict[str, float]:
-        batches = rows.in_order(held_out, max(1, EVALUATED // held_out.tokens.shape[1]))
+        count, T = held_out.tokens.shape
+        batches = rows.in_order(held_out, axes.at_once(max(1, EVALUATED // T), count))
         sums = [score(params, arrays(batch, True)) for batch in batches]
-        total, count = (sum(float(each) for each in column) for column in zip(*sums, strict=True))
-        return {'loss': total / count, 'perplexity': math.exp(min(total / count, 700.0))}
+        total, weight = (sum(float(each) for each in column) for column in zip(*sums, strict=True))
+        return {'loss': total / weight, 'perplexity': math.exp(min(total / weight, 700.0))}
 
     return all_of
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from attnlab.config import check_common
 from attnlab.data.images import Images
+from attnlab.kernels import axes
 from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.kernels.patches import resized_grid
 from attnlab.tasks import transformer
@@ -23,7 +24,7 @@ BEST: tuple[str, Literal['max', 'min']] = ('accuracy', 'max')
 """The score, and its better end, that says which parameters to keep."""
 
 EVALUATED = 250
-"""So many images go through the model at once, where none is trained on."""
+"""So many images go through a device at once, where none is trained on."""
 
 NONE = -1
 """The label of an empty row."""
@@ -101,11 +102,11 @@ def teller(model: models.Model, scale: corpus.Scale) -> Callable[[Params, Images
 
     @jax.jit
     def probabilities(params: Params, pixels: jax.Array) -> jax.Array:
-        logits, _ = model.forward(params, models.prepared(pixels, scale, model.image), None)
-        return jax.nn.softmax(logits, axis=-1)
+        logits, _ = model.forward(params, models.prepared(axes.spread(pixels), scale, model.image), None)
+        return axes.whole(jax.nn.softmax(logits, axis=-1))
 
     def all_of(params: Params, whole: Images) -> np.ndarray:
-        B = min(EVALUATED, len(whole.labels))
+        B = axes.at_once(EVALUATED, len(whole.labels))
         each = [probabilities(params, pixels) for pixels, _ in corpus.in_order(whole, B)]
         return np.concatenate([np.asarray(x, np.float64) for x in each])[: len(whole.labels)]
 
