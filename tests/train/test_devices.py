@@ -69,6 +69,19 @@ def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
     close(records(tmp_path / 'whole', 'train'), records(tmp_path / 'parts', 'train'))
 
 
+@pytest.mark.parametrize(('parallel', 'count'), [('jit', 4), ('pmap', 1)])
+def test_evaluated_where_the_parameters_lie_or_on_one_device(tmp_path, parallel, count):
+    found = []
+
+    def evaluate(params):
+        found.append(len(params['w'].devices()))
+        return {'loss': float(jnp.sum(params['w']))}
+
+    changes = dict(mesh='data=4', parallel=parallel, duration='1 steps')
+    loop.train(config(**changes), make_task(evaluate=evaluate), tmp_path)
+    assert found == [count]
+
+
 def test_the_same_bits_again(tmp_path):
     for name in ('one', 'other'):
         loop.train(config(mesh='data=4'), make_task(), tmp_path / name)
