@@ -1,7 +1,6 @@
 """The axes of a mesh of devices by name, and what of an array is divided over which."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -23,25 +22,14 @@ HEADS = 'tensor'
 
 def spread(x: Shaped[Array, 'B ...']) -> Shaped[Array, 'B ...']:
     """x as it is, where a mesh is in context (`jax.set_mesh`) divided as a batch is: rows, and what comes next, such as
-    tokens, as far as their numbers divide.
+    tokens.
 
     Without it the compiler may gather activations where it should gather parameters.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes:
         return x
-    whole = x.ndim < 2 or TOKENS not in mesh.shape or x.shape[1] % mesh.shape[TOKENS]
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(rows(mesh.shape, x.shape[0]), None if whole else TOKENS))
-
-
-def rows(sizes: Mapping[str, int], B: int) -> tuple[str, ...]:
-    """The axes of a mesh that B rows are divided over: each of `ROWS` that still divides them."""
-    kept, parts = [], 1
-    for axis in ROWS:
-        if axis in sizes and B % (parts * sizes[axis]) == 0:
-            kept.append(axis)
-            parts *= sizes[axis]
-    return tuple(kept)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*(ROWS, TOKENS)[: x.ndim]))
 
 
 def at_once(limit: int, count: int) -> int:
