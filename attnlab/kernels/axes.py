@@ -34,10 +34,11 @@ def spread(x: Shaped[Array, 'B ...']) -> Shaped[Array, 'B ...']:
 
 def at_once(limit: int, count: int) -> int:
     """Of `count` rows to run, how many at once: a multiple of the devices that the mesh in context divides rows over,
-    at most `limit` on each, and no more than there is need of."""
+    about `limit` in one memory, which the devices of a CPU share, and no more than there is need of."""
     sizes = jax.sharding.get_abstract_mesh().shape
     parts = math.prod(sizes.get(axis, 1) for axis in ROWS)
-    return parts * min(limit, -(-count // parts))
+    each = max(1, limit // parts) if jax.default_backend() == 'cpu' else limit
+    return parts * min(each, -(-count // parts))
 
 
 def whole(tree: Any) -> Any:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attnlab.errors import UserError
+from attnlab.kernels import axes
 from attnlab.kernels.losses import Sums
 from attnlab.train import checkpoint, devices, loop, optimizer
 from tests.train.test_loop import config, make_task, records
@@ -133,3 +134,14 @@ def test_as_many_devices_as_divide_the_rows(rows, count):
 def test_what_cannot_be_divided_is_refused(parallel, mesh, rows, message):
     with pytest.raises(UserError, match=message):
         devices.layout(parallel, mesh, rows)
+
+
+@pytest.mark.parametrize(('limit', 'count', 'alone', 'cpu', 'each'), [
+    (250, 5000, 250, 248, 1000), (250, 30, 30, 32, 32), (1, 100, 1, 4, 4), (8, 6, 6, 8, 8),
+])  # fmt: skip
+def test_rows_to_evaluate_at_once(monkeypatch, limit, count, alone, cpu, each):
+    found = lambda params: axes.at_once(limit, count)
+    layout = devices.layout('jit', 'data=2,fsdp=2,tensor=2', 8)
+    assert found(None) == alone and layout.use(found, None) == cpu
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')  # whose devices have a memory each
+    assert layout.use(found, None) == each

@@ -29,7 +29,7 @@ BEST: tuple[str, Literal['max', 'min']] = ('loss', 'min')
 """The score, and its better end, that says which parameters to keep."""
 
 EVALUATED = 8192
-"""About so many tokens of an evaluation go through a device at once."""
+"""About so many tokens of an evaluation are in one memory at once."""
 
 
 def check(config: Any) -> None:

@@ -24,7 +24,7 @@ BEST: tuple[str, Literal['max', 'min']] = ('accuracy', 'max')
 """The score, and its better end, that says which parameters to keep."""
 
 EVALUATED = 250
-"""So many images go through a device at once, where none is trained on."""
+"""About so many images are in one memory at once, where none is trained on."""
 
 NONE = -1
 """The label of an empty row."""
