@@ -5,13 +5,15 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
 
 from attnlab import environment
 from attnlab.errors import RunError, UserError
+
+T = TypeVar('T')
 
 HEARTBEAT = 10
 """Seconds without a sign of life after which a process is given up, and with it the run."""
@@ -108,23 +110,30 @@ def agreed(scores: dict[str, float]) -> dict[str, float]:
     return dict(zip(scores, agreed.tolist(), strict=True))
 
 
-def by_first(do: Callable[[], None]) -> None:
-    """Lets the first process do something before any goes on; where that fails, the others leave without a word."""
-    failed: Exception | None = None
-    if first():
-        try:
-            do()
-        except Exception as error:
-            failed = error
+def in_all(do: Callable[[], T]) -> T:
+    """Does something in every process and goes on once all have; where some fail, the first of them says why, and the
+    others leave without a word."""
+    made, failed = None, None
+    try:
+        made = do()
+    except Exception as error:
+        failed = error
     if several():
         from jax.experimental import multihost_utils
 
         code = 0 if failed is None else 2 if isinstance(failed, UserError) else 1
-        code = int(multihost_utils.broadcast_one_to_all(np.array(code)))
-        if code and not first():
-            raise UserError('') if code == 2 else RunError('')
+        codes = multihost_utils.process_allgather(np.array(code))
+        wrong = np.flatnonzero(codes)
+        if wrong.size and wrong[0] != jax.process_index():
+            raise UserError('') if codes[wrong[0]] == 2 else RunError('')
     if failed is not None:
         raise failed
+    return made  # type: ignore[return-value]
+
+
+def by_first(do: Callable[[], None]) -> None:
+    """Lets the first process do something before any goes on; as in `in_all`."""
+    in_all(do if first() else lambda: None)
 
 
 def together(what: str) -> None:

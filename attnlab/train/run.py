@@ -12,7 +12,7 @@ import jax
 from attnlab import config as configs
 from attnlab import files, tasks
 from attnlab.errors import UserError
-from attnlab.tasks.task import Params
+from attnlab.tasks.task import Params, Task
 from attnlab.train import checkpoint, devices, loop, processes
 
 
@@ -47,16 +47,8 @@ def train(
     Raises UserError for a config that cannot be trained, and for a directory that holds a run of another config,
     before anything is written.
     """
-    check(config)
-    kind = tasks.module(config)
-    found = _found(workdir)
-    if found.config is not None:
-        configs.check_same(config, configs.read(workdir / 'config.json'))
-    params = _started(config) if config.get('start') and not found.steps else None
-    task = kind.build(config, workdir)
-    if profile is not None and profile[1] > (total := loop.plan(config, task.examples).total):
-        raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
-    processes.together('each has seen what there was before the first one writes')
+    # No process writes before all have read.
+    found, task, params = processes.in_all(lambda: _prepared(config, workdir, profile))
     with ExitStack() as held:
 
         def begin() -> None:
@@ -68,6 +60,19 @@ def train(
 
         processes.by_first(begin)
         return loop.train(config, task, workdir, params, debug_nans=debug_nans, profile=profile, watch=watch)
+
+
+def _prepared(config: Any, workdir: Path, profile: tuple[int, int] | None) -> tuple['_Found', Task, Params | None]:
+    """What there is of a run, its task, and what it starts from if that is another run; with nothing written."""
+    check(config)
+    found = _found(workdir)
+    if found.config is not None:
+        configs.check_same(config, configs.read(workdir / 'config.json'))
+    params = _started(config) if config.get('start') and not found.steps else None
+    task = tasks.module(config).build(config, workdir)
+    if profile is not None and profile[1] > (total := loop.plan(config, task.examples).total):
+        raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
+    return found, task, params
 
 
 class _Found(NamedTuple):

@@ -10,12 +10,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 import attnlab
 from attnlab import files
-from attnlab.errors import UserError
+from attnlab.errors import RunError, UserError
 from attnlab.launch import free_port
-from attnlab.train import metrics, run
+from attnlab.train import metrics, processes, run
 from tests.tasks.conftest import LINES, STEPS, TRANSFORMER, tiny_language
 
 CHANGES = {
@@ -78,8 +79,14 @@ def test_two_processes_of_four_devices_and_on_with_one(tmp_path, mesh):
 
 def test_none_writes_before_all_have_read(tmp_path, monkeypatch):
     """What the first one has half written must not be what another one finds."""
-    monkeypatch.setattr(run.processes, 'together', lambda what: there.append(sorted(tmp_path.rglob('*'))))
-    there = []
+    there, in_all = [], run.processes.in_all
+
+    def watched(do):
+        made = in_all(do)
+        there.append(sorted(tmp_path.rglob('*')))
+        return made
+
+    monkeypatch.setattr(run.processes, 'in_all', watched)
     config = tiny_language(tmp_path / 'data', train__duration='1 steps')
     run.train(config, tmp_path / 'run')
     assert not [path for path in there[0] if path.is_relative_to(tmp_path / 'run')]
@@ -112,13 +119,37 @@ def test_a_directory_that_another_trains_while_the_data_is_read_is_refused(tmp_p
     assert run.config(workdir) == other
 
 
-def test_what_the_first_cannot_do_is_told_once(tmp_path):
+@pytest.mark.parametrize(('mesh', 'message'), [
+    ('data=8', '{workdir} is being trained by another process'),  # as the first one finds
+    ('data=4', "train.mesh is 'data=4', 4 devices; expected all 8 of the processes"),  # as all find
+])  # fmt: skip
+def test_what_cannot_be_done_is_told_once(tmp_path, mesh, message):
     workdir = tmp_path / 'run'
     workdir.mkdir()
     with files.lock(workdir / '.lock'):
-        code, output = finished(command(tmp_path, workdir, '--processes=2', train__mesh='data=8'))
+        code, output = finished(command(tmp_path, workdir, '--processes=2', train__mesh=mesh))
     told = [line for line in output.splitlines() if 'waits for the others' not in line and 'Gloo' not in line]
-    assert code == 2 and told == [f'attnlab: process 0: {workdir} is being trained by another process']
+    assert code == 2 and told == [f'attnlab: process 0: {message.format(workdir=workdir)}']
+
+
+@pytest.mark.parametrize(('codes', 'speaks', 'silent'), [
+    ([0, 2, 1], UserError('bad'), UserError), ([0, 1, 2], OSError('bad'), RunError),
+])  # fmt: skip
+def test_the_first_that_cannot_says_why_and_the_others_leave(monkeypatch, codes, speaks, silent):
+    sent = []
+    monkeypatch.setattr(processes, 'several', lambda: True)
+    monkeypatch.setattr(multihost_utils, 'process_allgather', lambda code: sent.append(int(code)) or np.array(codes))
+
+    def fails():
+        raise speaks
+
+    for number, do in enumerate((lambda: 7, fails, fails)):
+        monkeypatch.setattr(jax, 'process_index', lambda number=number: number)
+        with pytest.raises(type(speaks) if number == 1 else silent, match='bad' if number == 1 else '^$'):
+            processes.in_all(do)
+    assert sent == [0, codes[1], codes[1]]
+    codes[:] = [0, 0, 0]
+    assert processes.in_all(lambda: 7) == 7
 
 
 def test_without_their_launcher_they_save_and_stop(tmp_path):
