@@ -1,6 +1,7 @@
 """The axes of a mesh of devices by name, and what of an array is divided over which."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,6 +17,9 @@ ROWS = ('data', 'fsdp', 'expert')
 TOKENS = 'sequence'
 """Over this the tokens of each row."""
 
+EXPERTS = 'expert'
+"""Over this also the experts of a mixture."""
+
 HEADS = 'tensor'
 """Over this heads, hidden activations and the vocabulary."""
 
@@ -30,6 +34,16 @@ def spread(x: Shaped[Array, 'B ...']) -> Shaped[Array, 'B ...']:
     if mesh.empty or mesh.manual_axes:
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*(ROWS, TOKENS)[: x.ndim]))
+
+
+def rows(sizes: Mapping[str, int], B: int) -> tuple[str, ...]:
+    """The axes of a mesh that divide B rows evenly: each of `ROWS` that still does."""
+    kept, parts = [], 1
+    for axis in ROWS:
+        if axis in sizes and B % (parts * sizes[axis]) == 0:
+            kept.append(axis)
+            parts *= sizes[axis]
+    return tuple(kept)
 
 
 def at_once(limit: int, count: int) -> int:

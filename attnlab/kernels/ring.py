@@ -104,7 +104,7 @@ def divided(call: Call, mesh: AbstractMesh, platform: str) -> Ring:
     folded = rules.is_causal and size > 1 and T % (2 * size) == S % (2 * size) == 0
     chunks = size * (2 if folded else 1)
     queries, keys = _blocks(call, T // chunks, S // chunks, N // (mesh.shape[heads] if heads else 1), platform)
-    rows = _rows(mesh, B)
+    rows = axes.rows(mesh.shape, B)
     several = B > math.prod(mesh.shape[axis] for axis in rows)  # batch rows on a device
     plan = flash.Plan(
         Grid(T // size, S // size, queries, keys), T, rules.is_causal, rules.window, call.logits_soft_cap,
@@ -127,16 +127,6 @@ def _arrays(call: Call) -> tuple[Arrays, Arrays]:
     if call.dropout_rate and call.dropout_rng is not None:
         others['words'] = dropout.seed(call.dropout_rng)
     return floats, others
-
-
-def _rows(mesh: AbstractMesh, B: int) -> tuple[str, ...]:
-    """The axes that batch rows are divided over: each that still divides them."""
-    kept, parts = [], 1
-    for axis in axes.ROWS:
-        if axis in mesh.shape and B % (parts * mesh.shape[axis]) == 0:
-            kept.append(axis)
-            parts *= mesh.shape[axis]
-    return tuple(kept)
 
 
 def _blocks(call: Call, queries: int, keys: int, N: int, platform: str) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """A mixture of experts: many feed-forward layers, of which every token goes through a few."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -11,8 +12,9 @@ from flax.linen.dtypes import promote_dtype
 from flax.linen.linear import default_kernel_init
 from jaxtyping import Array, Bool, Float
 
-from attnlab.kernels.routing import Blocks, Order, Routing, block_product, block_size, blocks, capacity, moved, route
-from attnlab.layers.mlp import MLP, check_fields, hidden, hidden_width, uses_bias
+from attnlab.kernels.mixture import mixture
+from attnlab.kernels.routing import Order, Routing, capacity, route
+from attnlab.layers.mlp import MLP, check_fields, hidden, hidden_width, names_into, uses_bias
 
 Host = Array | np.ndarray
 
@@ -105,23 +107,24 @@ class Experts(nn.Module):
 
     def _served(self, x: Array, routing: Routing, deterministic: bool) -> Array:
         """[B, T, D], the weighted sum of the outputs of the experts that were chosen."""
-        (B, T, D), E, A = x.shape, self.experts, self.active
+        (B, T, D), A = x.shape, self.active
         F = hidden_width(self.kind, D) if self.features is None else self.features
-        size = block_size(B * T * A, E)
-        places = blocks(jnp.where(routing.kept, routing.experts, E).reshape(-1), E, size)
-        rows = jnp.broadcast_to(x[:, :, None], (B, T, A, D)).reshape(B * T * A, D)
-        rows = moved(rows, places.sources, places.slots).reshape(-1, size, D)
 
-        def dense(name: str, features: int, init: Callable[..., Array]) -> ExpertsDense:
-            return ExpertsDense(
-                E, features, uses_bias(self.kind, self.use_bias), self.dtype, self.param_dtype, init, name=name
-            )
+        def matrix(name: str, rows: int, columns: int, init: Callable[..., Array]) -> tuple[Array, Array | None]:
+            bias = uses_bias(self.kind, self.use_bias)
+            return ExpertsMatrix((self.experts, rows, columns), bias, self.param_dtype, init, name=name)()
 
-        inside = hidden(self.kind, lambda name: dense(name, F, self.kernel_init)(rows, places))
-        inside = nn.Dropout(self.dropout_rate, deterministic=deterministic)(inside)
-        outside = dense('down', D, self.out_init)(inside, places).reshape(-1, D)
-        each = moved(outside, places.slots, places.sources).reshape(B, T, A, D)
-        return jnp.sum(routing.weights[..., None] * each, axis=2).astype(each.dtype)
+        matrices = {name: matrix(name, D, F, self.kernel_init) for name in names_into(self.kind)}
+        matrices['down'] = matrix('down', F, D, self.out_init)
+        leaves, tree = jax.tree.flatten(matrices)
+        x, *leaves = promote_dtype(x, *leaves, dtype=self.dtype)
+        keep = None
+        if self.dropout_rate and not deterministic:
+            # Drawn by token and choice, not by place, which is another on other devices.
+            keep = jax.random.bernoulli(self.make_rng('dropout'), 1.0 - self.dropout_rate, (B, T, A, F))
+        return mixture(
+            x, routing, jax.tree.unflatten(tree, leaves), partial(hidden, self.kind), keep=keep, rate=self.dropout_rate
+        )
 
     def _shared(self, x: Array, real: Array | None, deterministic: bool) -> Array:
         mlp = MLP(
@@ -142,26 +145,21 @@ class Experts(nn.Module):
             raise ValueError(f'mask has {came}; expected [B, T] = {x.shape[:2]} booleans')
 
 
-class ExpertsDense(nn.Module):
-    """`flax.linen.Dense` with a kernel [E, D, F] and a bias [E, F] for every expert, each initialised on its own."""
+class ExpertsMatrix(nn.Module):
+    """The kernel [E, rows, columns] of as many `flax.linen.Dense`, each initialised on its own, and their biases
+    [E, columns], or None."""
 
-    experts: int
-    features: int
+    shape: tuple[int, int, int]
     use_bias: bool
-    dtype: Any
     param_dtype: Any
     kernel_init: Callable[..., Array]
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'n b D'], places: Blocks) -> Float[Array, 'n b F']:
-        shape = self.experts, x.shape[-1], self.features
-        kernel = self.param('kernel', _each(self.kernel_init), shape, self.param_dtype)
-        bias = None
-        if self.use_bias:
-            bias = self.param('bias', nn.initializers.zeros, (self.experts, self.features), self.param_dtype)
-        x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
-        y = block_product(x, kernel, places.experts, places.used)
-        return y if bias is None else y + bias[places.experts][:, None]
+    def __call__(self) -> tuple[Float[Array, 'E D F'], Float[Array, 'E F'] | None]:
+        kernel = self.param('kernel', _each(self.kernel_init), self.shape, self.param_dtype)
+        if not self.use_bias:
+            return kernel, None
+        return kernel, self.param('bias', nn.initializers.zeros, self.shape[::2], self.param_dtype)
 
 
 def _each(init: Callable[..., Array]) -> Callable[..., Array]:

@@ -39,6 +39,12 @@ def uses_bias(kind: str, use_bias: bool | None) -> bool:
     return kind not in GATED if use_bias is None else use_bias
 
 
+def names_into(kind: str) -> tuple[str, ...]:
+    """Of the matrices that lead into the hidden activations."""
+    _check_kind(kind)
+    return ('up', 'gate') if kind in GATED else ('up',)
+
+
 def hidden(kind: str, project: Callable[[str], Array]) -> Array:
     """The hidden activations from the products `project` gives for 'up' and, for a gated kind, 'gate'."""
     _check_kind(kind)
