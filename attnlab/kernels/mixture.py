@@ -1,8 +1,8 @@
 """A mixture of experts applied: every token through its experts, on one device or over the axes of a mesh.
 
 Over a mesh each device sorts its own tokens.  Where experts are divided, the devices of that axis see each other's
-tokens, each multiplies those that come to its own experts, and the sums go back: no token is dropped for want of room,
-and none waits for a number that only values tell.
+tokens, each multiplies those that come to its own experts, and the sums go back.  No token is dropped for want of room,
+and no shape depends on where they go: each of these devices has room for all their choices, and works on those it has.
 """
 
 from collections.abc import Callable
