@@ -16,7 +16,8 @@ from tests.kernels.oracle import near
 
 B, T, D, F, E, A = 8, 8, 4, 8, 4, 2
 MESHES = [
-    'data=8', 'expert=4', 'data=2,expert=4', 'fsdp=2,expert=2,tensor=2', 'data=2,sequence=2,tensor=2', 'expert=8',
+    'data=2,expert=4', 'fsdp=2,expert=2,tensor=2', 'data=2,sequence=2,tensor=2',
+    *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ('data=8', 'expert=4', 'expert=8')),
 ]  # fmt: skip
 CASES = {
     'gated': dict(kind='swiglu'),

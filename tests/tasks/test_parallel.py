@@ -93,8 +93,16 @@ def scored(config, workdir, mesh, programs):
     return scores, sum(cost['flops'] for cost in costs)
 
 
-@pytest.mark.parametrize('mesh', ['data=4', 'fsdp=2,tensor=2', 'data=2,sequence=2'])
-@pytest.mark.parametrize('name', SCORED)
+MESHES = ['data=4', 'fsdp=2,tensor=2', 'data=2,sequence=2']
+OFTEN = [('residual', 'data=4'), ('recurrent', 'data=4'), ('documents', 'data=2,sequence=2')] + [
+    (name, 'fsdp=2,tensor=2') for name in ('experts', 'images', 'transformer')
+]
+
+
+@pytest.mark.parametrize(('name', 'mesh'), [
+    pytest.param(name, mesh, marks=[] if (name, mesh) in OFTEN else pytest.mark.slow)
+    for name in SCORED for mesh in MESHES
+])  # fmt: skip
 def test_several_devices_score_as_one(name, mesh, tmp_path, programs):
     config = SCORED[name](tmp_path / 'data')
     (one, alone), (several, divided) = (scored(config, tmp_path, each, programs) for each in ('data=1', mesh))

@@ -120,7 +120,7 @@ def test_a_directory_that_another_trains_while_the_data_is_read_is_refused(tmp_p
 
 
 @pytest.mark.parametrize(('mesh', 'message'), [
-    ('data=8', '{workdir} is being trained by another process'),  # as the first one finds
+    pytest.param('data=8', '{workdir} is being trained by another process', marks=pytest.mark.slow),  # the first finds
     ('data=4', "train.mesh is 'data=4', 4 devices; expected all 8 of the processes"),  # as all find
 ])  # fmt: skip
 def test_what_cannot_be_done_is_told_once(tmp_path, mesh, message):
