@@ -12,6 +12,7 @@ from attnlab.kernels.mixture import mixture
 from attnlab.kernels.routing import route
 from attnlab.layers.mlp import hidden, names_into
 from attnlab.train.devices import mesh_of
+from tests.kernels.calls import QUICK
 from tests.kernels.oracle import near
 
 B, T, D, F, E, A = 8, 8, 4, 8, 4, 2
@@ -50,7 +51,8 @@ def value(x, logits, matrices, *, kind, capacity=None, rate=0.0):
 
 def results(mesh, *, kind, capacity=None, rate=0.0, **changes):
     """Output and gradients on the devices of a mesh."""
-    program = jax.jit(jax.grad(partial(value, kind=kind, capacity=capacity, rate=rate), (0, 1, 2), has_aux=True))
+    slopes = jax.grad(partial(value, kind=kind, capacity=capacity, rate=rate), (0, 1, 2), has_aux=True)
+    program = jax.jit(slopes, compiler_options=QUICK)
     with jax.set_mesh(mesh_of(mesh, 8)):
         return program(*given(kind, **changes))
 

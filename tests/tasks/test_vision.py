@@ -341,7 +341,7 @@ def test_a_run_goes_on_at_another_resolution(seeing, tmp_path):
     assert first['loss'] != json.loads((tmp_path / 'fresh' / 'metrics.jsonl').read_text().splitlines()[0])['loss']
 
 
-def test_a_start_holds_on_several_devices_and_until_there_is_a_checkpoint(seeing, tmp_path):
+def test_a_start_holds_on_several_devices_and_until_there_is_a_checkpoint(quickly, seeing, tmp_path):
     losses = {}
     for name, changes in {'one': {}, 'two': dict(train__mesh='data=2'), 'none': dict(start='')}.items():
         (tmp_path / name / 'checkpoints').mkdir(parents=True)  # as a kill before the first save leaves it

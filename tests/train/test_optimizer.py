@@ -88,7 +88,7 @@ def test_an_unknown_schedule_is_refused():
         optimizer.schedule(config(schedule='cosin'), 10, 0)
 
 
-def test_rates_fall_through_the_blocks_of_a_residual_network():
+def test_rates_fall_through_the_blocks_of_a_residual_network(quickly):
     params = ResNet(3, 8, 2).init(jax.random.key(0), jnp.ones((1, 8, 8, 1)))['params']
     scaled = optimizer.by_depth(jax.tree.map(jnp.ones_like, params), 0.5)
     expected = {'stem': 7, 'stem_norm': 7, 'stage_0_block_0_first': 6, 'stage_1_block_0_shortcut': 4,

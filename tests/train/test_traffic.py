@@ -77,7 +77,7 @@ def test_what_lies_on_a_device_is_what_was_counted(tmp_path, mesh):
     assert {each.kind for each in sent} >= {'all-gather', 'all-reduce'}
 
 
-def test_experts_send_outside_of_their_loops(tmp_path):
+def test_experts_send_outside_of_their_loops(tmp_path, quickly):
     """Which turn as often as values say, so that what is sent there could not be counted."""
     config = tiny_language(tmp_path, model__experts='4', model__active='2', **WIDE)
     alone, (held, sent) = traffic.count(config, 'data=1')[0], traffic.count(config, 'data=2,expert=2,tensor=2')
