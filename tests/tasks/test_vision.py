@@ -327,7 +327,7 @@ def test_the_plain_transformer_has_as_many_parameters_as_the_compact_one():
 # Going on from another run
 
 
-def test_a_run_goes_on_at_another_resolution(seeing, tmp_path):
+def test_a_run_goes_on_at_another_resolution(quickly, seeing, tmp_path):
     config = tiny(start=str(seeing), model__image='32,16', train__duration='1 steps')
     loaded = run.load(seeing)
     params = vision.adapted(config, loaded.config, loaded.params)

@@ -153,6 +153,7 @@ def test_the_first_that_cannot_says_why_and_the_others_leave(monkeypatch, codes,
     assert processes.in_all(lambda: 7) == 7
 
 
+@pytest.mark.slow
 def test_without_their_launcher_they_save_and_stop(tmp_path):
     workdir = tmp_path / 'run'
     process = started(command(tmp_path, workdir, '--processes=2', **LONG))

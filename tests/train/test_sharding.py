@@ -65,7 +65,7 @@ def test_the_last_batch_is_uneven(tmp_path):
 
 
 @pytest.mark.parametrize('parallel', ['jit', 'pmap'])
-def test_rows_over_eight_devices(plain, tmp_path, parallel):
+def test_rows_over_eight_devices(plain, tmp_path, parallel, quickly):
     same(plain, language(tmp_path, LANGUAGE, 'data=8', train__parallel=parallel))
 
 
@@ -76,12 +76,12 @@ def slowly(mesh):
 @pytest.mark.parametrize(
     'mesh', ['fsdp=8', 'data=2,sequence=4', *map(slowly, ('fsdp=2,tensor=2,sequence=2', 'data=2,tensor=4'))]
 )
-def test_parts_of_a_model_over_eight_devices(plain, tmp_path, mesh):
+def test_parts_of_a_model_over_eight_devices(plain, tmp_path, mesh, quickly):
     same(plain, language(tmp_path, LANGUAGE, mesh))
 
 
 @pytest.mark.parametrize('mesh', ['data=2,expert=4', slowly('fsdp=2,expert=2,tensor=2')])
-def test_experts_over_eight_devices(experts, tmp_path, mesh):
+def test_experts_over_eight_devices(experts, tmp_path, mesh, quickly):
     same(experts, language(tmp_path, EXPERTS, mesh))
 
 

@@ -58,7 +58,7 @@ def test_a_loop_of_unknown_turns_is_refused():
 
 
 @pytest.mark.parametrize('mesh', [pytest.param('fsdp=8', marks=pytest.mark.slow), 'fsdp=2,tensor=4'])
-def test_what_lies_on_a_device_is_what_was_counted(tmp_path, mesh):
+def test_what_lies_on_a_device_is_what_was_counted(tmp_path, mesh, quickly):
     config = tiny_language(tmp_path, train__mesh=mesh, **WIDE)
     task = tasks.module(config).build(config, tmp_path / 'run')
     _, _, optimize = loop.recipe(config, task.examples)
