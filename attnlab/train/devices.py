@@ -76,10 +76,8 @@ def layout(parallel: str, mesh: str, rows: int) -> Layout:
 
 def to_use(mesh: str, rows: int) -> Layout:
     """As `layout` by jit; where there are fewer devices than the mesh asks for, rows over those that there are."""
-    try:
-        return _jit(mesh_of(mesh, rows))
-    except UserError:
-        return _jit(mesh_of('data=0', rows))
+    wanted = math.prod(max(size, 1) for size in sizes_of(mesh).values())
+    return _jit(mesh_of(mesh if wanted <= len(jax.devices()) else 'data=0', rows))
 
 
 def mesh_of(text: str, rows: int) -> Mesh:

@@ -62,7 +62,14 @@ def train(
         return loop.train(config, task, workdir, params, debug_nans=debug_nans, profile=profile, watch=watch)
 
 
-def _prepared(config: Any, workdir: Path, profile: tuple[int, int] | None) -> tuple['_Found', Task, Params | None]:
+class _Found(NamedTuple):
+    """What there is of a run: the bytes of its config, and the steps that it can go on from."""
+
+    config: bytes | None
+    steps: list[int]
+
+
+def _prepared(config: Any, workdir: Path, profile: tuple[int, int] | None) -> tuple[_Found, Task, Params | None]:
     """What there is of a run, its task, and what it starts from if that is another run; with nothing written."""
     check(config)
     found = _found(workdir)
@@ -73,13 +80,6 @@ def _prepared(config: Any, workdir: Path, profile: tuple[int, int] | None) -> tu
     if profile is not None and profile[1] > (total := loop.plan(config, task.examples).total):
         raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
     return found, task, params
-
-
-class _Found(NamedTuple):
-    """What there is of a run: the bytes of its config, and the steps that it can go on from."""
-
-    config: bytes | None
-    steps: list[int]
 
 
 def _found(workdir: Path) -> _Found:

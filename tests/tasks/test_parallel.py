@@ -130,3 +130,16 @@ def test_a_trained_run_is_scored_as_it_was_trained_or_on_what_there_is(tmp_path,
         configs.save(config, tmp_path / 'config.json')
         rows.append(run.evaluate(tmp_path)[1]['rows'])
     assert found == list(meshes.values()) and rows == [4, 8, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('make', 'changes'), [(tiny, {}), (tiny_transformer, {'decode__beams': '2'})])
+def test_a_whole_evaluation_on_several_devices_is_that_on_one(tmp_path, make, changes):
+    config, found = make(train__duration='2 steps', **changes), []
+    run.train(config, tmp_path)
+    for mesh in ('data=1', 'fsdp=2,tensor=2'):
+        config.train.mesh = mesh
+        configs.save(config, tmp_path / 'config.json')
+        scores = run.evaluate(tmp_path)[1]
+        found.append({name: score for name, score in scores.items() if isinstance(score, float | int)})
+    assert found[0] == pytest.approx(found[1], rel=1e-5) and len(found[0]) > 3

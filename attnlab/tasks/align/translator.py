@@ -74,8 +74,7 @@ def make(
     def search(params: Params, source: jax.Array) -> Beams:
         limit, state, step = begin(params, source)
         first = jnp.full(source.shape[:1], BOS)
-        found = beam_search(step, state, first, beams=beams, limit=limit, end=EOS, length_penalty=length_penalty)
-        return axes.whole(found)
+        return beam_search(step, state, first, beams=beams, limit=limit, end=EOS, length_penalty=length_penalty)
 
     return Translator(
         force, free, search if beams > 1 else None, model.layer, model.shift, model.longest, tuple(widths), batch_size
