@@ -15,6 +15,7 @@ from tests.quick import QUICK
 from tests.tasks.conftest import tiny_language
 from tests.train import test_loop
 from tests.train.test_loop import EXAMPLES, records, same_runs
+from tests.train.test_update import update_of
 
 HALF = jnp.float16
 VISION = {
@@ -126,7 +127,7 @@ def test_gradients_too_small_for_float16_are_there():
     expected = -1e-8 * batch['x'].mean(0)
     found = {}
     for factor in (1.0, precision.START):
-        update = test_loop.update_of(small, optimize)
+        update = update_of(small, optimize)
         found[factor] = update(stated(scale_of(factor), params, optimize), batch)[0].params['w']
     np.testing.assert_array_equal(found[1.0], 0)
     np.testing.assert_allclose(found[precision.START], expected, rtol=2e-3)
@@ -151,7 +152,7 @@ def test_a_step_that_overflows_changes_the_scale_alone(parallel, accumulate, bad
     expected = jax.tree.map(np.asarray, before)
     state = layout.state(layout.start(lambda: before))
     more = dict(ema=0.9, constrain=layout.constrain, axis=layout.axis)
-    step = layout.compile(test_loop.update_of(large, optimize, accumulate, rate=0.1, **more), state)
+    step = layout.compile(update_of(large, optimize, accumulate, rate=0.1, **more), state)
     state, values = layout.local(step(state, layout.batch({'x': x})))
     assert int(state.step) == 1 and float(values['loss_scale']) == 2.0**10
     same = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()), state, expected)
@@ -187,7 +188,7 @@ def test_micro_batches_are_the_big_batch():
     params, optimize = {'w': jnp.ones(3)}, optimizer.build(test_loop.config().optimizer)
     found = []
     for accumulate in (1, 2, 4):
-        update = test_loop.update_of(large, optimize, accumulate)
+        update = update_of(large, optimize, accumulate)
         state, values = update(stated(scale_of(2.0**10), params, optimize), batch)
         found.append([*state.params['w'], values['loss'], values['gradient_norm']])
     expected = 1 - 2 * (batch['x'].astype(np.float64) ** 2).sum(0) / 5

@@ -1,0 +1,75 @@
+"""The pure step: what of a config it is given, and micro-batches that count by their weight."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.kernels.losses import Sums
+from attnlab.train import loop, optimizer
+from tests.train.test_loop import EXAMPLES, config, make_task
+
+
+def update_of(loss, optimize, accumulate=1, rate=1.0, **more):
+    """A step of seed 0 at a constant rate: (state, batch) -> (state, values)."""
+    update = loop.make_update(loss, optimize, lambda i: 1.0, accumulate, **more)
+    return lambda state, batch: update(state, batch, loop.Given(0, rate, 0.0))
+
+
+def apply_once(accumulate, batch, loss):
+    optimize = optimizer.build(config().optimizer)
+    state = loop.initial(lambda rng: {'w': jnp.zeros(())}, optimize, 0)
+    return jax.jit(update_of(loss, optimize, accumulate))(state, batch)
+
+
+def test_seed_rate_and_decay_are_arguments_of_one_program():
+    programs = []
+    for seed, rate, decay in ((0, 0.1, 0.2), (4, 0.05, 0.3)):
+        made = config(learning_rate=rate, weight_decay=decay, ema=0.9)
+        made.seed = seed
+        state = loop.initial(make_task().init, loop.recipe(made, EXAMPLES)[2], 0, ema=0.9)
+        step = loop.compiled(made, make_task(), loop.layout_of(made), state)
+        programs.append(str(jax.make_jaxpr(step)(state, make_task().batch(0))))
+    assert programs[0] == programs[1]
+
+
+def linear(params, batch, rng):
+    """A loss whose gradient of the total is the sum of `g` where it counts."""
+    counted = jnp.where(batch['counts'], params['w'] * batch['g'] + batch['loss'], 0.0)
+    return Sums(jnp.sum(counted), jnp.sum(batch['counts']), {})
+
+
+def test_micro_batches_count_by_weight_not_by_number():
+    # 1 token of loss 4 and 3 tokens of loss 1: 7 / 4, not the mean of the means 2.5.
+    batch = {
+        'g': np.array([4.0, 9, 9, 1, 1, 1], np.float32),
+        'loss': np.array([4.0, 9, 9, 1, 1, 1], np.float32),
+        'counts': np.array([1, 0, 0, 1, 1, 1], bool),
+    }
+    for accumulate in (1, 2):
+        state, values = apply_once(accumulate, batch, linear)
+        assert float(values['loss']) == 1.75
+        assert float(state.params['w']) == -1.75
+
+
+def test_gradients_of_micro_batches_are_averaged():
+    batch = {'g': np.array([1.0, 3.0], np.float32), 'loss': np.zeros(2, np.float32), 'counts': np.ones(2, bool)}
+    assert float(apply_once(2, batch, linear)[0].params['w']) == -2.0
+
+
+def test_a_batch_of_padding_changes_nothing():
+    batch = {'g': np.ones(2, np.float32), 'loss': np.ones(2, np.float32), 'counts': np.zeros(2, bool)}
+    state, values = apply_once(1, batch, linear)
+    assert float(values['loss']) == 0.0 and float(state.params['w']) == 0.0
+
+
+def test_accumulation_is_the_big_batch():
+    def still(params, batch, rng):  # without noise, whose draws depend on the cut
+        return make_task().loss(params, batch | {'x': batch['x'] - 0.1 * jax.random.normal(rng, batch['x'].shape)}, rng)
+
+    optimize = optimizer.build(config(name='adam').optimizer)
+    batch, state = make_task().batch(0), loop.initial(lambda rng: {'w': jnp.ones(3)}, optimize, 0)
+    results = []
+    for accumulate in (1, 2, 4):
+        results.append(update_of(still, optimize, accumulate, rate=0.1)(state, batch)[0].params['w'])
+    np.testing.assert_allclose(results[1], results[0], atol=1e-6)
+    np.testing.assert_allclose(results[2], results[0], atol=1e-6)
