@@ -39,6 +39,9 @@ def prepare(processes: int = 1, number: int = 0) -> None:
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(cache))
     # JAX keeps only what took it a second; half of a small experiment's start is programs below that.
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
+    # jaxlib 0.10 logs two lines an error for each program that it reads from the cache on some processors, where LLVM's
+    # preferences (prefer-no-gather) are no features of the host.  What fails raises besides.
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     if _DEVICES not in os.environ.get('XLA_FLAGS', ''):
         usable = getattr(os, 'sched_getaffinity', None)  # Linux: what a container allows, not what the machine has
         cores = len(usable(0)) if usable else os.cpu_count() or 1

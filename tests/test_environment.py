@@ -56,3 +56,15 @@ def test_cores():
         found.append(set(map(int, cores.split())))
         assert f'device_count={min(len(found[-1]), environment.CPU_DEVICES)} ' in flags + ' '
     assert set.union(*found) == os.sched_getaffinity(0) and sum(map(len, found)) == len(set.union(*found))
+
+
+def test_programs_from_the_cache_are_read_in_silence(tmp_path):
+    """Also where jaxlib takes a processor's preferences for features that it lacks."""
+    program = 'from attnlab import environment; environment.prepare(); import jax; print(jax.jit(lambda x: x @ x)'
+    program += '(jax.numpy.ones((300, 300))).sum())'
+    env = process_environment() | {'JAX_COMPILATION_CACHE_DIR': str(tmp_path)}
+    env.pop('TF_CPP_MIN_LOG_LEVEL', None)
+    env['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+    run = lambda: subprocess.run([sys.executable, '-c', program], env=env, capture_output=True, text=True, check=True)
+    assert run().stdout == run().stdout != ''
+    assert run().stderr == ''
