@@ -32,7 +32,8 @@ def prepare(processes: int = 1, number: int = 0) -> None:
     processes, number: so many share the cores, and which of them this is; log lines are the first one's.
     """
     logging.basicConfig(level=logging.WARNING if number else logging.INFO, format='%(message)s')
-    logging.getLogger('jax').setLevel(logging.WARNING)
+    # Not of 'jax': before JAX is imported that would be the level of what jaxlib logs, too.
+    logging.getLogger('jax._src').setLevel(logging.WARNING)
     for library in ('absl', 'asyncio'):  # orbax's, which raises what it logs, and logs it with tracebacks of threads
         logging.getLogger(library).setLevel(logging.CRITICAL)
     cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'attnlab' / 'jax'
