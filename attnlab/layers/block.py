@@ -256,6 +256,7 @@ class Stack(nn.Module):
                 block, variable_axes={'params': 0, 'cache': 1, 'intermediates': 0},
                 split_rngs={'params': True, 'dropout': True},
                 in_axes=(*[nn.broadcast] * len(common), 0), length=self.layers,  # pyright: ignore[reportArgumentType]
+                check_constancy_invariants=self.is_initializing(),  # as in `attnlab.layers.recurrent`
             )  # fmt: skip
             x, said = blocks(self.recipe, self.layers, self.cross, name='blocks')(x, *common, jnp.asarray(rates))
         else:

@@ -118,6 +118,7 @@ class Recurrent(nn.Module):
         scan = nn.scan(
             step, variable_broadcast='params', split_rngs={'params': False},
             in_axes=1, out_axes=1, reverse=self.reverse,
+            check_constancy_invariants=self.is_initializing(),  # a second trace, in which jax 0.12 takes no callback
         )  # fmt: skip
         along = (inputs, mask) if starts is None else (inputs, mask, starts)
         last, outputs = scan(Cell(self.kind, self.features, self.original, name='cell'), first, along)

@@ -145,6 +145,7 @@ class RecurrentSeq2Seq(nn.Module):
         scan = nn.scan(
             lambda step, state, previous: step(state, memory, previous),
             variable_broadcast='params', split_rngs={'params': False}, in_axes=1, out_axes=1,
+            check_constancy_invariants=self.is_initializing(),  # as in `attnlab.layers.recurrent`
         )  # fmt: skip
         _, (states, contexts, weights) = scan(self.step, state, previous)
         return self.logits(states, contexts, previous, deterministic), weights

@@ -109,7 +109,8 @@ def _equation_flops(eqn: Any) -> int:
         case 'scan':
             return eqn.params['length'] * sum(inner)
         case 'shard_map':
-            return math.prod(eqn.params['mesh'].shape[axis] for axis in eqn.params['newly_manual_axes']) * sum(inner)
+            axes = eqn.params.get('newly_manual_axes') or eqn.params['manual_axes']  # the name in jax 0.10.1
+            return math.prod(eqn.params['mesh'].shape[axis] for axis in axes) * sum(inner)
         case 'while' if sum(inner):
             raise ValueError(f'a while loop turns as often as values say, and has products in it; {_ADVICE}')
         case _ if name.startswith(_UNSEEN):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from attnlab.kernels import attention
@@ -52,6 +52,7 @@ def squared(w):
 
 squared.defjvps(lambda slope, _, w: slope @ w)
 
+MESH = AbstractMesh((4,), ('x',), axis_types=(AxisType.Auto,))
 COUNTED = {
     'matrices': (jnp.matmul, (A, C), 2 * M * K * N),
     'vectors': (jnp.dot, (shape(K), shape(K)), 2 * K),
@@ -89,7 +90,7 @@ COUNTED = {
     'custom_vjp': (cubed, (SQUARE,), 2 * 2 * K**3),
     'custom_jvp': (squared, (SQUARE,), 2 * K**3),
     'shard_map': (
-        jax.shard_map(jnp.matmul, mesh=AbstractMesh((4,), ('x',)), in_specs=(P('x'), P()), out_specs=P('x')),
+        jax.shard_map(jnp.matmul, mesh=MESH, in_specs=(P('x'), P()), out_specs=P('x')),
         (shape(4 * M, K), C),
         2 * 4 * M * K * N,
     ),

@@ -33,8 +33,10 @@ class Model(nn.Module):
         layer = nn.remat(Layer, prevent_cse=False) if self.remat else Layer
         x = nn.Dense(4, name='first')(x) / self.param('divisor', nn.initializers.ones, ())
         if self.scan:
-            x, _ = nn.scan(layer, variable_axes={'params': 0}, split_rngs={'params': True}, length=LAYERS)(
-                name='layers')(x, None)  # fmt: skip
+            x, _ = nn.scan(
+                layer, variable_axes={'params': 0}, split_rngs={'params': True}, length=LAYERS,
+                check_constancy_invariants=False,
+            )(name='layers')(x, None)  # fmt: skip
         else:
             for i in range(LAYERS):
                 x, _ = layer(name=f'layer_{i}')(x, None)
