@@ -1,13 +1,14 @@
-# Needs Python >= 3.11 and make; every target sets up what it needs in .venv and reuses it.
+# Needs Python >= 3.11 and make; every target sets up what it needs in $(VENV) and reuses it.
 
 PYTHON ?= python3
-BIN = .venv/bin
+VENV ?= .venv
+BIN = $(VENV)/bin
 GRU = experiments/align/grammar_gru.py
 RUNS = runs/demo
 
 .PHONY: demo test lint lock clean
 
-demo: .venv/.installed
+demo: $(VENV)/.installed
 	$(BIN)/attnlab train --config=$(GRU):fixed --workdir=$(RUNS)/fixed
 	$(BIN)/attnlab train --config=$(GRU) --workdir=$(RUNS)/attention
 	@echo; echo 'One fixed context vector:'
@@ -17,22 +18,22 @@ demo: .venv/.installed
 	@echo; $(BIN)/attnlab translate --workdir=$(RUNS)/attention "the teacher's small black dog does not see the European Security Area."
 	@echo; $(BIN)/python -c "from attnlab.report import page; print('both side by side:', page.compare('$(RUNS)/report.html', ['$(RUNS)/attention', '$(RUNS)/fixed']))"
 
-test: .venv/.installed
+test: $(VENV)/.installed
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-lint: .venv/.installed
+lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-lock: .venv/.installed
+lock: $(VENV)/.installed
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra test --output-file requirements.lock setup.cfg
 
 clean:
-	rm -rf .venv .cache .hypothesis .pytest_cache .ruff_cache build dist *.egg-info
+	rm -rf $(VENV) .cache .hypothesis .pytest_cache .ruff_cache build dist *.egg-info
 
-.venv/.installed: setup.cfg pyproject.toml requirements.txt requirements.lock
+$(VENV)/.installed: setup.cfg pyproject.toml requirements.txt requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "attnlab needs Python >= 3.11; make PYTHON=...")'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[test]'
 	@touch $@
