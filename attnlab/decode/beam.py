@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from attnlab.decode.sampling import Step
+from attnlab.decode.sampling import NO_TOKEN, Step, usable
 from attnlab.errors import UserError
 
 
@@ -18,6 +18,9 @@ class Beams(NamedTuple):
     tokens: [B, beams, limit], up to and with the end, 0 behind it.
     scores: [B, beams], log P(tokens) / n ** length_penalty; -inf where there is no hypothesis.
     lengths: [B, beams], n, the end counted; 0 where there is no hypothesis.
+
+    A row that met logits that are not `attnlab.decode.sampling.usable` has no hypotheses: its scores are NaN, and its
+    first tokens `NO_TOKEN`, for which `check_tokens` raises.
     """
 
     tokens: Int[Array, 'B beams limit']
@@ -66,13 +69,16 @@ def beam_search(
     penalties = jnp.asarray(np.arange(1.0, limit + 1) ** length_penalty, wide)  # of 1, 2, .. limit tokens
 
     def unfinished(carry):
-        t, _, _, live, pool = carry
+        t, _, _, live, pool, _ = carry
         return (t < limit) & jnp.any(live.scores[:, 0] / penalties[-1] > pool.scores[:, -1])
 
     def advance(carry):
-        t, state, previous, live, pool = carry
+        t, state, previous, live, pool, failed = carry
         state, logits, *_ = step(state, previous)
+        exists = live.scores > -jnp.inf
+        failed = failed | jnp.any(exists & ~usable(logits).reshape(B, beams), axis=1)
         each = jax.nn.log_softmax(logits.astype(wide), axis=-1).reshape(B, beams, V) + live.scores[:, :, None]
+        each = jnp.where((exists & ~failed[:, None])[:, :, None], each, -jnp.inf)
         # At most one continuation of each hypothesis ends: twice as many hold `beams` that do not.
         scores, found = jax.lax.top_k(each.reshape(B, beams * V), min(2 * beams, beams * V))
         parent, token = found // V, (found % V).astype(jnp.int32)
@@ -85,15 +91,18 @@ def beam_search(
         live = Beams(_rows(tokens, kept), scores, lengths[:, :beams])
         source = (jnp.arange(B)[:, None] * beams + _rows(parent, kept)).reshape(-1)
         state = jax.tree.map(lambda x: x[source], state)
-        return t + 1, state, _rows(token, kept).reshape(-1), live, pool
+        return t + 1, state, _rows(token, kept).reshape(-1), live, pool, failed
 
     none = Beams(
         jnp.zeros((B, beams, limit), jnp.int32), jnp.full((B, beams), -jnp.inf, wide), jnp.zeros((B, beams), jnp.int32)
     )
     live = none._replace(scores=none.scores.at[:, 0].set(0.0))  # all would say the same: one starts
-    *_, live, pool = jax.lax.while_loop(unfinished, advance, (jnp.int32(0), state, previous, live, none))
+    carry = jnp.int32(0), state, previous, live, none, jnp.zeros((B,), bool)
+    *_, live, pool, failed = jax.lax.while_loop(unfinished, advance, carry)
     # Those that live at the limit are cut; before it, none of them scores more than the pool's worst.
-    return _best(pool, live._replace(scores=live.scores / penalties[-1]))
+    best = _best(pool, live._replace(scores=live.scores / penalties[-1]))
+    nothing = Beams(none.tokens.at[:, :, 0].set(NO_TOKEN), jnp.full_like(best.scores, jnp.nan), none.lengths)
+    return jax.tree.map(lambda x, y: jnp.where(failed.reshape(-1, *[1] * (y.ndim - 1)), x, y), nothing, best)
 
 
 def _best(pool: Beams, more: Beams) -> Beams:

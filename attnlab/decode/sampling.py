@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from attnlab.errors import UserError
+from attnlab.errors import RunError, UserError
 
 Step = Callable[[Any, Int[Array, ' B']], tuple[Any, Float[Array, 'B V'], *tuple[Any, ...]]]
 """(state, previous tokens [B]) -> (next state, logits [B, V]); what more it gives, such as attention, is not read.
@@ -17,8 +18,15 @@ The state is a tree of arrays that lead with the batch axis: row b of every leaf
 """
 
 
+NO_TOKEN = -1
+"""In place of a token whose logits are not usable: the row ends there.  See `usable` and `check_tokens`."""
+
+
 class Sampled(NamedTuple):
-    """tokens: [B, limit], each row up to and with its end, 0 behind it.  lengths: [B], how many, the end counted."""
+    """tokens: [B, limit], each row up to and with its end, 0 behind it.  lengths: [B], how many, the end counted.
+
+    A row that met logits that are not `usable` ends with `NO_TOKEN`, which `lengths` does not count.
+    """
 
     tokens: Int[Array, 'B limit']
     lengths: Int[Array, ' B']
@@ -44,6 +52,9 @@ def sample(
     `first` is what the first step is fed, such as BOS or the last token of a prompt; it is not among the tokens.
     Filters apply in the order temperature, `keep_top_k`, `keep_top_p`: p is of the probability that the first two
     leave.  Temperature 0 takes the most probable token, the lowest of those that tie.
+
+    A row whose logits are not `usable` ends with `NO_TOKEN`, and its batch mates go on.  A full cache, whose logits are
+    NaN, ends a row so.  `check_tokens` raises for such a row.
 
     Rows do not see each other.  Token t of row b is drawn with fold_in(fold_in(rng, b), t); `rng` may also be the keys
     of the rows [B], so that a row alone, with its own key, says what it says in any batch.
@@ -83,15 +94,32 @@ def sample(
     def advance(carry):
         t, state, previous, done, tokens, lengths = carry
         state, logits, *_ = step(state, previous)
-        token = jnp.where(done, 0, choose(t, logits))
-        tokens, lengths = tokens.at[:, t].set(token), lengths + ~done
-        return t + 1, state, token, done if end is None else done | (token == end), tokens, lengths
+        token = jnp.where(done, 0, jnp.where(usable(logits), choose(t, logits), NO_TOKEN))
+        failed = token == NO_TOKEN
+        tokens, lengths = tokens.at[:, t].set(token), lengths + ~(done | failed)
+        done = done | failed if end is None else done | failed | (token == end)
+        return t + 1, state, jnp.maximum(token, 0), done, tokens, lengths
 
     B = first.shape[0]
     tokens, lengths = jnp.zeros((B, limit), jnp.int32), jnp.zeros((B,), jnp.int32)
     carry = jnp.int32(0), state, first, jnp.zeros((B,), bool), tokens, lengths
     *_, tokens, lengths = jax.lax.while_loop(unfinished, advance, carry)
     return Sampled(tokens, lengths)
+
+
+def usable(logits: Float[Array, '*B V']) -> Bool[Array, '*B']:
+    """Whether logits are those of a distribution: no NaN, no plus infinity, and not minus infinity everywhere."""
+    # Not from the maximum alone: on a CPU XLA's maximum of a large array loses NaN.
+    return ~jnp.any(jnp.isnan(logits), axis=-1) & jnp.isfinite(jnp.max(logits, axis=-1))
+
+
+def check_tokens(tokens: Int[ArrayLike, 'B *more']) -> None:
+    """Raise RunError where a row of decoded tokens ended with `NO_TOKEN`, naming the row and the token."""
+    failed = np.argwhere(np.asarray(tokens) == NO_TOKEN)
+    if len(failed):
+        row, token = failed[0][0], failed[0][-1]
+        came = f'row {row}: the logits of token {token} are NaN or infinite'
+        raise RunError(f'{came}; expected numbers: the parameters are not, or the cache has no room for more tokens')
 
 
 def keep_top_k(logits: Float[Array, '*B V'], k: int) -> Float[Array, '*B V']:

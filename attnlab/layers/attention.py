@@ -28,7 +28,7 @@ class SourceAttention(nn.Module):
         self.query = nn.Dense(self.features, use_bias=self.use_bias)
         self.key = nn.Dense(self.features, use_bias=False)
         if self.score == 'additive':
-            self.vector = self.param('vector', nn.initializers.lecun_normal(), (self.features, 1))
+            self.vector = self.param('vector', nn.initializers.lecun_normal(), (self.features, 1), jnp.float32)
         elif self.score != 'dot':
             raise ValueError(f"score is {self.score!r}; expected 'additive' or 'dot'")
 

@@ -39,8 +39,8 @@ class CausalConvolution(nn.Module):
         if self.taps < 1:
             raise ValueError(f'taps is {self.taps}; expected a positive number')
         D = x.shape[-1]
-        kernel = self.param('kernel', self.kernel_init, (self.taps, D, D))
-        bias = self.param('bias', nn.initializers.zeros, (D,)) if self.use_bias else None
+        kernel = self.param('kernel', self.kernel_init, (self.taps, D, D), jnp.float32)
+        bias = self.param('bias', nn.initializers.zeros, (D,), jnp.float32) if self.use_bias else None
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
         if self.cache:
             y = self._continued(x, kernel, jnp.ones(x.shape[:2], bool) if real is None else real)

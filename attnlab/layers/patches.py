@@ -33,9 +33,10 @@ class PatchEmbedding(nn.Module):
     def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B T D']:
         """Images [B, H, W, C]: tokens [B, T, D], row by row.  ValueError for patches that do not divide them."""
         grid_of(images.shape[1:3], self.patch)
-        start = lambda key, shape: self.kernel_init(key, (shape[0] * shape[1] * shape[2], shape[3])).reshape(shape)
-        kernel = self.param('kernel', start, (*self.patch, images.shape[-1], self.features))
-        bias = self.param('bias', nn.initializers.zeros, (self.features,))
+        flat = lambda shape: (shape[0] * shape[1] * shape[2], shape[3])
+        start = lambda key, shape, dtype: self.kernel_init(key, flat(shape), dtype).reshape(shape)
+        kernel = self.param('kernel', start, (*self.patch, images.shape[-1], self.features), jnp.float32)
+        bias = self.param('bias', nn.initializers.zeros, (self.features,), jnp.float32)
         images, kernel, bias = promote_dtype(images, kernel, bias, dtype=self.dtype)
         match self.form:
             case 'product':

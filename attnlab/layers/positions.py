@@ -38,7 +38,7 @@ class LearnedPositions(nn.Module):
         Raises:
           ValueError: for a length or a position outside the table, naming it and the table's size.
         """
-        table = self.param('table', nn.initializers.normal(0.02), (self.size, self.features))
+        table = self.param('table', nn.initializers.normal(0.02), (self.size, self.features), jnp.float32)
         if isinstance(positions, int):
             if not 0 <= positions <= self.size:
                 raise ValueError(f'length is {positions}; expected at most {self.size}, the rows of the position table')
@@ -92,8 +92,8 @@ class Past(nn.Module):
     def __call__(self, real: Bool[Array, 'B T']) -> Visibility:
         """Causality from the positions of real tokens (-1 for padding) to the slots of the cache."""
         length = self.variable('cache', 'length', jnp.zeros, real.shape[:1], jnp.int32)
-        at = jnp.where(real, length.value[:, None] + jnp.cumsum(real, axis=1) - 1, -1)
-        length.value = length.value + jnp.sum(real, axis=1)
+        at = jnp.where(real, length.value[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, -1)
+        length.value = length.value + jnp.sum(real, axis=1, dtype=jnp.int32)
         return causal(at, jnp.arange(self.slots)[None])
 
 
@@ -118,7 +118,7 @@ class RelativeBias(nn.Module):
             buckets=self.buckets, max_distance=self.max_distance, bidirectional=self.bidirectional,
         )  # fmt: skip
         init = nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform')
-        table = self.param('table', init, (self.buckets, self.heads))
+        table = self.param('table', init, (self.buckets, self.heads), jnp.float32)
         bias = jnp.moveaxis(table[found], -1, -3)
         return bias if bias.ndim == 4 else bias[None]
 

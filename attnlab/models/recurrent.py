@@ -95,7 +95,7 @@ class RecurrentSeq2Seq(nn.Module):
             self.output = nn.Dense(self.target_vocabulary, use_bias=False)
         else:
             self.read = nn.Dense(self.embedding)
-            self.bias = self.param('bias', nn.initializers.zeros, (self.target_vocabulary,))
+            self.bias = self.param('bias', nn.initializers.zeros, (self.target_vocabulary,), jnp.float32)
         self.drop = nn.Dropout(self.dropout)
 
     def encode(self, source: Int[Array, 'B S'], deterministic: bool = True) -> tuple[State, Source]:

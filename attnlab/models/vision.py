@@ -114,7 +114,8 @@ class VisionTransformer(nn.Module):
 
     def _row(self, name: str, count: int) -> Array:
         # One axis, as decay is for matrices.
-        return self.param(name, nn.initializers.normal(0.02), (count * self.width,)).reshape(count, self.width)
+        row = self.param(name, nn.initializers.normal(0.02), (count * self.width,), jnp.float32)
+        return row.reshape(count, self.width)
 
     def _pooled(self, x: Array) -> Array:
         match self.pool:

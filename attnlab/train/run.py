@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,9 +12,9 @@ import jax
 
 from attnlab import config as configs
 from attnlab import files, tasks
-from attnlab.errors import UserError
+from attnlab.errors import RunError, UserError
 from attnlab.tasks.task import Params, Task
-from attnlab.train import checkpoint, devices, loop, processes
+from attnlab.train import checkpoint, devices, loop, precision, processes
 
 
 class Run(NamedTuple):
@@ -123,7 +124,10 @@ def config(workdir: Path) -> Any:
 
 
 def load(workdir: Path, layout: devices.Layout | None = None) -> Run:
-    """The run in a directory, on one device or as a layout divides it; raises UserError if it has no checkpoint yet."""
+    """The run in a directory, on one device or as a layout divides it.
+
+    Raises UserError if it has no checkpoint yet, and RunError if its parameters are not finite.
+    """
     found = config(workdir)
     shapes = jax.eval_shape(tasks.module(found).init(found, workdir), jax.random.key(0))
     if layout is not None:
@@ -134,6 +138,8 @@ def load(workdir: Path, layout: devices.Layout | None = None) -> Run:
             saved = checkpoint.best(manager, shapes)
     if saved is None:
         raise UserError(f'{workdir} has no checkpoint yet: train it first')
+    if not jax.jit(precision.finite)(saved.params):
+        raise RunError(f'{workdir}: the parameters of step {saved.step} hold NaN or infinity; nothing can be made of them')
     return Run(found, workdir, saved.params, saved.step)
 
 
@@ -148,6 +154,9 @@ def evaluate(workdir: Path, split: str | None = None) -> tuple[str, dict[str, An
     kind = tasks.module(run.config)
     split = split or str(kind.SPLIT)
     scores = layout.use(lambda params: kind.evaluate(run.config, workdir, params, split), run.params)
+    for name, value in scores.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RunError(f'{workdir}: the {name} of {split} is {value}, with the parameters of step {run.step}')
     scores |= {'step': run.step, 'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
     text = json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False)
     files.write(workdir / f'scores-{split}.json', text + '\n')

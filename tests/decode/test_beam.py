@@ -10,7 +10,8 @@ import pytest
 
 from attnlab.decode.beam import beam_search
 from attnlab.decode.greedy import greedy
-from attnlab.errors import UserError
+from attnlab.decode.sampling import check_tokens
+from attnlab.errors import RunError, UserError
 from tests.quick import QUICK
 
 a, b, E = 0, 1, 2
@@ -326,3 +327,27 @@ def test_shapes_are_refused():
         search({'at': jnp.int32(0), 'keys': jnp.zeros((2, 4))}, jnp.zeros(2, int))
     with pytest.raises(ValueError, match=r'^first has shape \(\); expected \[B\], one token a row$'):
         search(jnp.zeros((2, 4, 4)), jnp.int32(0))
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_a_row_that_meets_logits_that_are_not_numbers_has_no_hypotheses(value):
+    """Row 1 at once, row 2 after token 1, of which one of its beams consists; row 0 as without them."""
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 4)), jnp.float32)
+    how = {'beams': 3, 'limit': 4, 'end': 3, 'length_penalty': 1.0}
+    whole = decode(markov, logits, **how)
+    assert np.all(np.isfinite(whole.scores))
+    found = decode(markov, logits.at[1, 0, 2].set(value).at[2, 1, 0].set(value), **how)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y[0]), found, whole)
+    assert found.tokens[1:, :, 0].tolist() == [[-1] * 3] * 2 and np.all(found.tokens[1:, :, 1:] == 0)
+    assert np.all(np.isnan(found.scores[1:])) and np.all(found.lengths[1:] == 0)
+    with pytest.raises(RunError, match='row 1: the logits of token 0 are NaN or infinite'):
+        check_tokens(found.tokens)
+
+
+def test_what_no_hypothesis_reaches_may_be_nan():
+    """Token 1 has no probability; what follows it does not matter."""
+    logits = jnp.zeros((1, 3, 3)).at[:, :, 1].set(-jnp.inf)
+    how = {'beams': 4, 'limit': 3, 'end': 2}
+    found, whole = (decode(markov, x, **how) for x in (logits.at[:, 1].set(jnp.nan), logits))
+    jax.tree.map(np.testing.assert_array_equal, found, whole)
+    assert whole.lengths.tolist() == [[1, 2, 3, 3]]

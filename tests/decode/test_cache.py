@@ -11,7 +11,8 @@ import pytest
 
 from attnlab.decode.beam import beam_search
 from attnlab.decode.cache import extend, prefill, start, stepper
-from attnlab.decode.sampling import sample
+from attnlab.decode.sampling import check_tokens, sample
+from attnlab.errors import RunError
 from attnlab.layers import Rotary
 from attnlab.layers.block import Recipe
 from attnlab.models.language import LanguageModel
@@ -262,3 +263,35 @@ def test_beam_search_with_a_cache_is_brute_force():
         assert len(best) == 40 and found.lengths[b].tolist() == [len(said) for said in best]
         assert found.tokens[b].tolist() == [[*said] + [0] * (limit - len(said)) for said in best]
         np.testing.assert_allclose(found.scores[b], [scores[said] for said in best], atol=1e-5)
+
+
+def test_a_decoding_stops_where_its_cache_is_full_and_says_so():
+    """64 slots, prompts of 60, 50 and 60 tokens: rows 0 and 2 have room for 5 tokens more, row 1 for 15."""
+    model, params = MODELS['today'], run('today').params
+    prompts = np.random.default_rng(0).integers(0, V, (B, 60), np.int32)
+    real = np.arange(60)[None] < np.array([[60], [50], [60]])
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def said(params):
+        state, first = prefill(model, params, start(model, params, B, 64), prompts, real)
+        return sample(stepper(model, params), state, first, rng=jax.random.key(0), limit=20)
+
+    tokens, lengths = said(params)
+    assert lengths.tolist() == [5, 15, 5]
+    for row, n in zip(np.asarray(tokens), (5, 15, 5), strict=True):
+        assert np.all((row[:n] >= 0) & (row[:n] < V)) and row[n] == -1 and np.all(row[n + 1 :] == 0)
+    with pytest.raises(RunError, match='row 0: the logits of token 5 are .* the cache has no room for more tokens'):
+        check_tokens(tokens)
+
+
+def test_a_beam_search_whose_cache_is_full_has_no_hypotheses():
+    model, params = MODELS['today'], run('today').params
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def searched(params, cache, prompts, real):
+        state, first = prefill(model, params, cache, prompts, real)
+        return beam_search(stepper(model, params), state, first, beams=2, limit=6, end=V)
+
+    found = searched(params, run('today').empty, placed(REAL, FIRST), REAL)  # rows 0, 1, 2 have room for 5, 7, 6
+    assert np.all(np.isnan(found.scores[0])) and found.tokens[0, :, 0].tolist() == [-1, -1]
+    assert np.all(np.isfinite(found.scores[1:])) and np.all(found.tokens[1:] >= 0) and np.all(found.lengths[1:] == 6)

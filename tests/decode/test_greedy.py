@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from attnlab.decode.greedy import greedy
+from attnlab.decode.sampling import check_tokens
+from attnlab.errors import RunError
 
 V, S, BOS, EOS = 6, 4, 2, 3
 
@@ -131,3 +133,19 @@ def test_compiles_once():
     second = decode(tables(3, seed=1, eos=1.0))
     assert len(traced) == count and jnp.any(first != second)
     assert decode._cache_size() == 1
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_logits_that_are_not_numbers_end_a_row_with_no_token(value):
+    """Row 1 meets one such logit after its first token, row 2 at once; row 0 goes on as without them."""
+    logits, weights = tables(3, eos=-99.0)
+    whole = decode((logits, weights))
+    after_first = int(whole.tokens[1, 0])
+    assert after_first != BOS
+    broken = logits.at[1, after_first, 4].set(value).at[2, BOS, 0].set(value)
+    found = decode((broken, jnp.where(jnp.isfinite(broken[..., :S]), weights, jnp.nan)))
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y[0]), found, whole)
+    assert found.tokens[1:].tolist() == [[after_first, -1, 0, 0, 0, 0, 0, 0], [-1, 0, 0, 0, 0, 0, 0, 0]]
+    assert jnp.all(found.weights[1, 1:] == 0) and jnp.all(found.weights[2] == 0)
+    with pytest.raises(RunError, match='row 1: the logits of token 1 are NaN or infinite'):
+        check_tokens(found.tokens)

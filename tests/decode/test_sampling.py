@@ -11,7 +11,7 @@ import pytest
 from attnlab.decode import sampling
 from attnlab.decode.greedy import greedy
 from attnlab.decode.sampling import sample
-from attnlab.errors import UserError
+from attnlab.errors import RunError, UserError
 from tests.quick import QUICK
 
 V, BOS, EOS = 6, 2, 3
@@ -283,3 +283,29 @@ def test_filters_and_shapes_are_refused():
         sample(step, tables(2), jnp.int32(0), rng=jax.random.key(0), limit=3)
     with pytest.raises(ValueError, match=r'^rng holds keys of shape \(3,\); expected one key or \[B\] = \(2,\)'):
         sample(step, tables(2), jnp.zeros(2, int), rng=jax.random.split(jax.random.key(0), 3), limit=3)
+
+
+@pytest.mark.parametrize('how', [{}, {'temperature': 0}, {'top_k': 3}, {'top_p': 0.9}], ids=str)
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_logits_that_are_not_numbers_end_a_row_with_no_token(value, how):
+    """Row 1 meets one such logit after its first token, row 2 at once; row 0 goes on as without them."""
+    state = tables(3)
+    whole = decode(state, jax.random.key(0), **how)
+    assert jnp.all(whole.lengths == 8)
+    after_first = int(whole.tokens[1, 0])
+    assert after_first != BOS
+    broken = state.at[1, after_first, 4].set(value).at[2, BOS, 0].set(value)
+    tokens, lengths = decode(broken, jax.random.key(0), **how)
+    assert tokens[0].tolist() == whole.tokens[0].tolist()
+    assert tokens[1:].tolist() == [[after_first, -1, 0, 0, 0, 0, 0, 0], [-1, 0, 0, 0, 0, 0, 0, 0]]
+    assert lengths.tolist() == [8, 1, 0]
+    with pytest.raises(RunError, match='row 1: the logits of token 1 are NaN or infinite'):
+        sampling.check_tokens(tokens)
+    sampling.check_tokens(whole.tokens)
+
+
+def test_some_logits_of_minus_infinity_are_a_distribution_and_all_are_none():
+    state = tables(2).at[0, :, 3:].set(-jnp.inf).at[1].set(-jnp.inf)
+    tokens, lengths = decode(state, jax.random.key(0))
+    assert lengths.tolist() == [8, 0] and tokens[1].tolist() == [-1] + [0] * 7
+    assert jnp.all(tokens[0] < 3) and jnp.all(tokens[0] >= 0)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from attnlab.kernels import losses
+from tests.quick import QUICK
 
 V = 11
 cross_entropy = jax.jit(losses.cross_entropy, static_argnums=(2, 3))
@@ -121,3 +122,45 @@ def test_labels_count_by_their_shares(smoothing):
     np.testing.assert_allclose([found.total, found.weight, found.extras['nll']], [total, weight, nll], rtol=1e-5)
     ones = cross_entropy(logits, labels, smoothing, 0, jnp.ones((3, 4)))
     np.testing.assert_allclose(ones.total, cross_entropy(logits, labels, smoothing).total, rtol=1e-6)
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+@pytest.mark.parametrize('padding', [0, -1])
+def test_logits_of_a_padding_label_never_matter(smoothing, padding):
+    logits, labels = batch(3, 4)
+    labels = jnp.where(jnp.arange(4)[None] == 1, padding, jnp.maximum(labels, 1))
+    spoilt = logits.at[:, 1].set(jnp.array([[np.nan], [np.inf], [-np.inf]]))
+    shares = jnp.full((3, 4), 0.5)
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def of(logits, shares):
+        sums = lambda logits, shares: losses.cross_entropy(logits, labels, smoothing, padding, shares)
+        return sums(logits, shares), jax.grad(lambda *x: sums(*x).total, (0, 1))(logits, shares)
+
+    jax.tree.map(np.testing.assert_array_equal, of(spoilt, shares), of(logits, shares))
+    assert np.all(of(spoilt, shares)[1][0][labels == padding] == 0)
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+@pytest.mark.parametrize(('label', 'padding'), [(-1, 0), (V, 0), (V, -1), (-2, -1), (255, -1)])
+def test_a_label_that_is_no_class_is_refused_and_in_a_program_gives_nan(label, padding, smoothing):
+    logits, labels = batch(5)
+    labels = labels.at[2].set(label)
+    with pytest.raises(ValueError, match=f'a label is {label}; expected 0 to 10, or {padding} for padding'):
+        losses.cross_entropy(logits, labels, smoothing, padding)
+    sums = cross_entropy(logits, labels, smoothing, padding)
+    assert np.isnan(sums.total) and np.isnan(sums.extras['nll'])
+
+
+def test_labels_of_few_bits_are_classes_beyond_their_range():
+    """int8 labels of 200 classes; a negative one must not wrap round."""
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 200)), jnp.float32)
+    labels = np.array([3, 100, 127, 7])
+    expected = np.sum([np.log(np.sum(np.exp(row))) - row[k] for row, k in zip(np.float64(logits), labels, strict=True)])
+    np.testing.assert_allclose(cross_entropy(logits, jnp.asarray(labels, jnp.int8)).total, expected, rtol=1e-6)
+    assert np.isnan(cross_entropy(logits, jnp.array([3, -2, 127, 7], jnp.int8)).total)
+
+
+def test_labels_of_another_shape_are_refused(as_used):
+    with pytest.raises(ValueError, match=r'labels have shape \(3, 2\); expected \(2, 3\), as logits \(2, 3, 11\)'):
+        losses.cross_entropy(jnp.zeros((2, 3, V)), jnp.ones((3, 2), int))

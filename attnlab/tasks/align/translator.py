@@ -12,6 +12,7 @@ from attnlab.data.batches import Rows, pad, plan, width_of
 from attnlab.data.vocabulary import BOS, EOS, PAD
 from attnlab.decode.beam import Beams, beam_search
 from attnlab.decode.greedy import Decoded, greedy
+from attnlab.decode.sampling import check_tokens
 from attnlab.errors import UserError
 from attnlab.kernels import axes
 from attnlab.kernels.losses import cross_entropy
@@ -93,12 +94,16 @@ def _batches(translator: Translator, lengths: Sequence[int], batch_size: int | N
 def translate(
     translator: Translator, params: Params, source: Sequence[list[int]], batch_size: int | None = None
 ) -> list[Translation]:
-    """Translations of sentences of ids (with EOS), in their order; `batch_size` instead of the translator's."""
+    """Translations of sentences of ids (with EOS), in their order; `batch_size` instead of the translator's.
+
+    Raises RunError if the model's logits are NaN or infinite.
+    """
     if translator.search is not None:
         return _searched(translator, params, source, batch_size)
     out: list[Any] = [None] * len(source)
     for width, rows in _batches(translator, [len(ids) for ids in source], batch_size):
         tokens, weights = jax.device_get(translator.free(params, pad(source, rows, width)))
+        check_tokens(tokens[rows >= 0])
         for slot, row in _real(rows):
             ids = _ended(tokens[slot])
             out[row] = Translation(ids, weights[slot, : len(ids), : len(source[row])])
@@ -113,6 +118,7 @@ def _searched(
     target: list[list[int]] = [[]] * len(source)
     for width, rows in _batches(translator, [len(ids) for ids in source], batch_size):
         tokens = jax.device_get(translator.search(params, pad(source, rows, width)).tokens)
+        check_tokens(tokens[rows >= 0])
         for slot, row in _real(rows):
             target[row] = _ended(tokens[slot, 0])
     weights = force(translator, params, source, target, batch_size)[2]

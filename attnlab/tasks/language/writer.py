@@ -10,7 +10,7 @@ import numpy as np
 from attnlab.config import check_seed
 from attnlab.data.tokens import Tokens
 from attnlab.decode import cache
-from attnlab.decode.sampling import Sampled, sample
+from attnlab.decode.sampling import Sampled, check_tokens, sample
 from attnlab.errors import UserError
 from attnlab.models.language import LanguageModel
 from attnlab.tasks.task import Params
@@ -38,6 +38,7 @@ def write(
 
     Raises:
       UserError: for numbers out of range, a prompt of characters that the model does not know, and one without any.
+      RunError: if the model's logits are NaN or infinite.
     """
     for name, number in (('tokens', tokens), ('samples', samples)):
         if number < 1:
@@ -55,6 +56,7 @@ def write(
         left = want - max(map(len, texts))
         room = min(left, model.context - max(map(len, windows)) + 1)
         sampled = go_on(params, *_padded(windows, model.context), jax.random.fold_in(jax.random.key(seed), turn), room)
+        check_tokens(np.asarray(sampled.tokens)[open_rows])
         for row in np.flatnonzero(open_rows):
             more = np.asarray(sampled.tokens[row, : int(sampled.lengths[row])]).tolist()
             texts[row] += more
