@@ -258,10 +258,12 @@ def _newest_of(
     with _writing(manager):
         manager.wait_until_finished()  # what is being saved counts
     for step in sorted(steps, reverse=True):
-        found = _restore(Path(manager.directory) / str(step), trees)
+        folder = Path(manager.directory) / str(step)
+        found = _restore(folder, trees)
         if isinstance(found, Saved):
             return found
-        logging.warning('checkpoint of step %d is damaged and passed over: %s', step, found)
+        state = 'damaged' if folder.is_dir() else 'missing'  # a training that goes on deletes steps, and so do users
+        logging.warning('checkpoint of step %d is %s and passed over: %s', step, state, found)
     if steps and otherwise is None:
         raise UserError(f'no checkpoint in {manager.directory} can be read; tried steps {sorted(steps)}')
     return otherwise
