@@ -375,6 +375,10 @@ def test_a_command_is_needed(capsys):
     (KeyboardInterrupt(), 130, 'attnlab: interrupted\n'),
     (OSError(28, 'No space left on device', 'runs/one/x'), 1, 'attnlab: runs/one/x: No space left on device\n'),
     (BrokenPipeError(), 1, ''),
+    (MemoryError('Unable to allocate 7 TiB'), 1, 'attnlab: not enough memory: Unable to allocate 7 TiB\n'),
+    (MemoryError(), 1, 'attnlab: not enough memory: Python has none left\n'),
+    (RuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nMore'), 1,
+     'attnlab: not enough memory: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\n'),
     (Stopped(15, 7), 143, 'attnlab: SIGTERM: saved at step 7; the same command goes on from there\n'),
 ])  # fmt: skip
 def test_exit_codes(monkeypatch, capsys, raised, code, line):
