@@ -43,7 +43,9 @@ def _run(argv: list[str]) -> tuple[int, str]:
         return 130, 'interrupted'
     except BrokenPipeError:  # whoever read what is printed has gone
         return 1, ''
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, AssertionError) as error:
+        if reason := environment.without_device():
+            return 2, reason
         if isinstance(error, MemoryError) or str(error).startswith('RESOURCE_EXHAUSTED'):  # NumPy's, or a device's
             return 1, f'not enough memory: {(str(error) or "Python has none left").splitlines()[0]}'
         raise

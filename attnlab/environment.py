@@ -119,9 +119,25 @@ def stop_with_launcher() -> None:
     threading.Thread(target=look, daemon=True).start()
 
 
+def without_device() -> str | None:
+    """The reason for which JAX has no device, in one line; None where it has one, or was not imported."""
+    jax = sys.modules.get('jax')
+    if jax is None:
+        return None
+    try:
+        jax.devices()
+    except Exception as error:  # an AssertionError without a text for 'cuda' where JAX was installed without CUDA
+        reason = (str(error) or 'this JAX was installed without it').splitlines()[0].partition(' (set JAX_PLATFORMS')[0]
+        came = os.environ.get('JAX_PLATFORMS', '')
+        return f'JAX_PLATFORMS is {came!r}: {reason}; expected a platform of this machine, such as cpu'
+    return None
+
+
 def pretend(devices: int) -> None:
     """So many devices of a CPU, to compile for; before any is used."""
-    os.environ['JAX_PLATFORMS'] = 'cpu'
+    import jax
+
+    jax.config.update('jax_platforms', 'cpu')  # not JAX_PLATFORMS, which is read when JAX is imported
     _add_flags(f'--xla_{_DEVICES}={devices}')  # the last one counts
 
 

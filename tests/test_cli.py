@@ -390,6 +390,23 @@ def test_exit_codes(monkeypatch, capsys, raised, code, line):
     assert capsys.readouterr().err == line
 
 
+@pytest.mark.parametrize(('error', 'reason'), [
+    (AssertionError(), 'this JAX was installed without it'),
+    (RuntimeError("Unable to initialize backend 'cuda': no GPU (set JAX_PLATFORMS='' to ...)"),
+     "Unable to initialize backend 'cuda': no GPU"),
+])  # fmt: skip
+def test_a_platform_that_is_not_there_is_told_in_one_line(monkeypatch, capsys, error, reason):
+    def absent(*args, **kw):
+        raise error
+
+    monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
+    monkeypatch.setattr('jax.devices', absent)
+    monkeypatch.setattr('attnlab.train.run.evaluate', absent)
+    assert cli.main(['eval', '--workdir=runs/one']) == 2
+    expected = 'expected a platform of this machine, such as cpu'
+    assert capsys.readouterr().err == f"attnlab: JAX_PLATFORMS is 'cuda': {reason}; {expected}\n"
+
+
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr('attnlab.train.run.evaluate', lambda *args, **kw: {}['x'])
     with pytest.raises(KeyError):
