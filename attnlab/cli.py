@@ -43,6 +43,12 @@ def _run(argv: list[str]) -> tuple[int, str]:
         return 130, 'interrupted'
     except BrokenPipeError:  # whoever read what is printed has gone
         return 1, ''
+    except (MemoryError, RuntimeError, AssertionError) as error:
+        if reason := environment.without_device():
+            return 2, reason
+        if isinstance(error, MemoryError) or str(error).startswith('RESOURCE_EXHAUSTED'):  # NumPy's, or a device's
+            return 1, f'not enough memory: {(str(error) or "Python has none left").splitlines()[0]}'
+        raise
     except OSError as error:  # a full disk, a folder that nobody may write to
         return 1, f'{error.filename}: {error.strerror}' if error.filename else str(error)
 

@@ -119,10 +119,46 @@ def stop_with_launcher() -> None:
     threading.Thread(target=look, daemon=True).start()
 
 
+def without_device() -> str | None:
+    """The reason for which JAX has no device, in one line; None where it has one, or was not imported."""
+    jax = sys.modules.get('jax')
+    if jax is None:
+        return None
+    try:
+        jax.devices()
+    except Exception as error:  # an AssertionError without a text for 'cuda' where JAX was installed without CUDA
+        reason = (str(error) or 'this JAX was installed without it').splitlines()[0].partition(' (set JAX_PLATFORMS')[0]
+        came = os.environ.get('JAX_PLATFORMS', '')
+        return f'JAX_PLATFORMS is {came!r}: {reason}; expected a platform of this machine, such as cpu'
+    return None
+
+
 def pretend(devices: int) -> None:
     """So many devices of a CPU, to compile for; before any is used."""
-    os.environ['JAX_PLATFORMS'] = 'cpu'
+    import jax
+
+    jax.config.update('jax_platforms', 'cpu')  # not JAX_PLATFORMS, which is read when JAX is imported
     _add_flags(f'--xla_{_DEVICES}={devices}')  # the last one counts
+
+
+def memory() -> int:
+    """Bytes that the processes of this machine may use together: its RAM, or less where a control group has less."""
+    limits = [os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')]
+    try:
+        group = Path('/proc/self/cgroup').read_text().rpartition('::')[2].strip()
+    except OSError:
+        group = ''
+    root = Path('/sys/fs/cgroup')
+    folder = root / group.lstrip('/')
+    for file in (
+        *(each / 'memory.max' for each in (folder, *folder.parents) if each.is_relative_to(root)),
+        root / 'memory' / 'memory.limit_in_bytes',  # version 1 of control groups
+    ):
+        try:
+            limits.append(int(file.read_text()))
+        except (OSError, ValueError):  # no such file, or no limit: 'max'
+            continue
+    return min(limits)
 
 
 def _add_flags(*flags: str) -> None:

@@ -375,6 +375,10 @@ def test_a_command_is_needed(capsys):
     (KeyboardInterrupt(), 130, 'attnlab: interrupted\n'),
     (OSError(28, 'No space left on device', 'runs/one/x'), 1, 'attnlab: runs/one/x: No space left on device\n'),
     (BrokenPipeError(), 1, ''),
+    (MemoryError('Unable to allocate 7 TiB'), 1, 'attnlab: not enough memory: Unable to allocate 7 TiB\n'),
+    (MemoryError(), 1, 'attnlab: not enough memory: Python has none left\n'),
+    (RuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nMore'), 1,
+     'attnlab: not enough memory: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\n'),
     (Stopped(15, 7), 143, 'attnlab: SIGTERM: saved at step 7; the same command goes on from there\n'),
 ])  # fmt: skip
 def test_exit_codes(monkeypatch, capsys, raised, code, line):
@@ -384,6 +388,23 @@ def test_exit_codes(monkeypatch, capsys, raised, code, line):
     monkeypatch.setattr('attnlab.train.run.evaluate', stop)
     assert cli.main(['eval', '--workdir=runs/one']) == code
     assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(('error', 'reason'), [
+    (AssertionError(), 'this JAX was installed without it'),
+    (RuntimeError("Unable to initialize backend 'cuda': no GPU (set JAX_PLATFORMS='' to ...)"),
+     "Unable to initialize backend 'cuda': no GPU"),
+])  # fmt: skip
+def test_a_platform_that_is_not_there_is_told_in_one_line(monkeypatch, capsys, error, reason):
+    def absent(*args, **kw):
+        raise error
+
+    monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
+    monkeypatch.setattr('jax.devices', absent)
+    monkeypatch.setattr('attnlab.train.run.evaluate', absent)
+    assert cli.main(['eval', '--workdir=runs/one']) == 2
+    expected = 'expected a platform of this machine, such as cpu'
+    assert capsys.readouterr().err == f"attnlab: JAX_PLATFORMS is 'cuda': {reason}; {expected}\n"
 
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):

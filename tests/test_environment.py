@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +69,24 @@ def test_programs_from_the_cache_are_read_in_silence(tmp_path):
     run = lambda: subprocess.run([sys.executable, '-c', program], env=env, capture_output=True, text=True, check=True)
     assert run().stdout == run().stdout != ''
     assert run().stderr == ''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('platform', ['cuda', 'nonsense'])
+def test_every_command_that_computes_tells_an_absent_platform_in_one_line(tmp_path, platform):
+    if platform == 'cuda' and list(Path('/proc/driver/nvidia/gpus').glob('*')):
+        pytest.skip('this machine has a GPU')
+    experiment = '--config=experiments/vision/digits.py'
+    for words in (
+        ['train', experiment, f'--workdir={tmp_path}/run'],
+        ['count', experiment],
+        ['sweep', '--config=experiments/language/shakespeare_char.py', '--sweep=heads', f'--workdir={tmp_path}/sweep'],
+    ):
+        env = {**process_environment(), 'JAX_PLATFORMS': platform}
+        done = subprocess.run([sys.executable, '-m', 'attnlab', *words], env=env, capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
+        assert done.stderr.startswith(f'attnlab: JAX_PLATFORMS is {platform!r}: ')
+    env = {**process_environment(), 'JAX_PLATFORMS': platform}
+    words = ['count', experiment, '--mesh=data=2']  # pretends to have devices, whatever is there
+    subprocess.run([sys.executable, '-m', 'attnlab', *words], env=env, check=True, capture_output=True)
+    assert not list(tmp_path.iterdir())

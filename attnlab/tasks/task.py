@@ -1,5 +1,6 @@
 """What the training loop asks of a task, whatever the task."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,3 +56,11 @@ class Outline(NamedTuple):
     batch: tuple[Any, ...]
     forward: Callable[..., Any]
     cache: Any = None
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss); infinity for the loss of a diverged run, where `math.exp` raises OverflowError."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

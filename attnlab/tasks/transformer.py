@@ -144,7 +144,7 @@ def try_init(model: Any, init: Callable[..., Any]) -> None:
         return
     try:
         jax.eval_shape(init, jax.random.key(0))
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError, TypeError, OverflowError) as error:  # the last two for sizes over 63 bits
         raise UserError(f'model: {str(error).splitlines()[0]}') from error
     _TRIED.add(said)
 

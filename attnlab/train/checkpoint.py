@@ -3,13 +3,15 @@
 A checkpoint holds three items: `params`, `optimizer`, and `progress`, what the loop knows besides (JSON).
 """
 
+import glob
 import hashlib
 import itertools
 import json
 import logging
+import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
+from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 
@@ -51,6 +54,35 @@ class _Array(NamedTuple):
     checksum: str
 
 
+class _Folder(type(epath.Path())):
+    """A path in which no character of the folder's own name is a wildcard.
+
+    etils joins the folder and the pattern of `glob` unescaped.  Orbax lists the parts of a checkpoint with it: in a
+    folder such as 'run[1]' it found none and left the checkpoint without an index, which nothing could read.
+    """
+
+    def glob(self, pattern: str) -> Iterator['_Folder']:
+        return map(type(self), glob.glob(os.path.join(glob.escape(os.fspath(self)), pattern)))
+
+
+def folder_of(workdir: Path) -> epath.Path:
+    """Path of a run's checkpoints; raises UserError for one that the libraries that save them write as another.
+
+    tensorstore takes a backslash for a slash, and etils and orbax a folder 'gs:' for the start of a URL.
+    """
+    folder = (Path(workdir) / 'checkpoints').absolute()
+    path, opened = os.fspath(folder), _Folder(folder)
+    try:
+        spec: Any = ts.KvStore.Spec({'driver': 'file', 'path': f'{path}/'}).to_json()
+        same = spec['path'] == f'{path}/' and os.fspath(opened) == path and 'gs:/' not in path
+    except (ValueError, RuntimeError):  # what tensorstore raises for a path that is not UTF-8
+        same = False
+    if not same:
+        wanted = "a path in UTF-8 without backslashes and without a folder such as 'gs:'"
+        raise UserError(f'checkpoints cannot be saved in {path!r}; expected {wanted}')
+    return opened
+
+
 @contextmanager
 def manager(workdir: Path, read_only: bool = False):
     """The checkpoint manager of a run's directory, for `save`, `latest` and `best`; waits for the last save at the end.
@@ -72,8 +104,7 @@ def manager(workdir: Path, read_only: bool = False):
         'optimizer': ocp.StandardCheckpointHandler(),
         'progress': ocp.JsonCheckpointHandler(),
     }
-    folder = (Path(workdir) / 'checkpoints').absolute()
-    opened = ocp.CheckpointManager(folder, options=options, item_handlers=handlers)
+    opened = ocp.CheckpointManager(folder_of(workdir), options=options, item_handlers=handlers)
     with _quiet():
         try:
             yield opened
@@ -128,6 +159,7 @@ def save(manager: ocp.CheckpointManager, saved: Saved) -> None:
 
     Raises RunError where this save cannot begin, and where the one before has failed.
     """
+    finish(manager)
     newest = manager.latest_step()
     if newest is not None and saved.step <= newest:
         # Orbax would return False and save nothing.
@@ -145,9 +177,25 @@ def save(manager: ocp.CheckpointManager, saved: Saved) -> None:
 
 
 def finish(manager: ocp.CheckpointManager) -> None:
-    """Waits for the last save; raises RunError where it has failed."""
+    """Waits for the last save; raises RunError where it has failed, and where the newest step cannot be read."""
     with _writing(manager):
         manager.wait_until_finished()
+        newest = manager.latest_step()
+        if newest is not None and processes.first():
+            _check_readable(Path(manager.directory) / str(newest))
+
+
+def _check_readable(folder: Path) -> None:
+    """Opens every array of a step; raises ValueError for one that has not the shape that was saved.
+
+    Orbax says nothing where it has written the arrays and not the index that finds them.  No array is read: that would
+    need the memory of a second state.
+    """
+    record = _unsealed(json.loads((folder / 'progress' / 'metadata').read_bytes()))
+    for name, arrays in record.get('arrays', {}).items():  # earlier versions noted none
+        for (path, saved), opened in zip(arrays.items(), _opened(folder / name, arrays), strict=True):
+            if (shape := opened.result().shape) != saved.shape:
+                raise ValueError(f'step {folder.name}: {name}/{path} has shape {shape} once saved, not {saved.shape}')
 
 
 def set_aside(manager: ocp.CheckpointManager, step: int) -> None:
@@ -207,12 +255,15 @@ def best(manager: ocp.CheckpointManager, params: Any) -> Saved | None:
 def _newest_of(
     manager: ocp.CheckpointManager, steps: Sequence[int], trees: dict[str, Any], otherwise: Saved | None = None
 ) -> Saved | None:
-    finish(manager)  # what is being saved counts
+    with _writing(manager):
+        manager.wait_until_finished()  # what is being saved counts
     for step in sorted(steps, reverse=True):
-        found = _restore(Path(manager.directory) / str(step), trees)
+        folder = Path(manager.directory) / str(step)
+        found = _restore(folder, trees)
         if isinstance(found, Saved):
             return found
-        logging.warning('checkpoint of step %d is damaged and passed over: %s', step, found)
+        state = 'damaged' if folder.is_dir() else 'missing'  # a training that goes on deletes steps, and so do users
+        logging.warning('checkpoint of step %d is %s and passed over: %s', step, state, found)
     if steps and otherwise is None:
         raise UserError(f'no checkpoint in {manager.directory} can be read; tried steps {sorted(steps)}')
     return otherwise
@@ -271,11 +322,9 @@ def _read(folder: Path, tree: Any) -> Any:
     """
     here = SingleDeviceSharding(jax.local_devices()[0])
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    kvstore = {'driver': 'ocdbt', 'base': {'driver': 'file', 'path': f'{folder}/'}}
-    paths = [checksum.path(keys).replace('/', '.') for keys, _ in leaves]
-    opened = [ts.open({'driver': 'zarr', 'kvstore': kvstore | {'path': f'{path}/'}}, read=True) for path in paths]
+    paths = [checksum.path(keys) for keys, _ in leaves]
     reading = []
-    for (_, leaf), path, array in zip(leaves, paths, opened, strict=True):
+    for (_, leaf), path, array in zip(leaves, paths, _opened(folder, paths), strict=True):
         stored = array.result()
         if stored.dtype.numpy_dtype != leaf.dtype:
             raise ValueError(f'{path} has dtype {stored.dtype.name}; this config expects {leaf.dtype}')
@@ -287,6 +336,13 @@ def _read(folder: Path, tree: Any) -> Any:
         for shape, sharding, parts in reading
     ]
     return jax.tree.unflatten(structure, arrays)
+
+
+def _opened(folder: Path, paths: Iterable[str]) -> list[Any]:
+    """Futures of the arrays of an item, opened to read."""
+    kvstore = {'driver': 'ocdbt', 'base': {'driver': 'file', 'path': f'{folder}/'}}
+    names = (path.replace('/', '.') for path in paths)
+    return [ts.open({'driver': 'zarr', 'kvstore': kvstore | {'path': f'{name}/'}}, read=True) for name in names]
 
 
 def _all(fine: bool) -> bool:

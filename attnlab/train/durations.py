@@ -1,10 +1,12 @@
 """Durations as people say them, in steps, epochs, examples or per cent, resolved in one place."""
 
+import math
 import re
+from fractions import Fraction
 
 from attnlab.errors import UserError
 
-_PATTERN = re.compile(r'\s*(\d+(?:\.\d+)?)\s*(step|epoch|example|percent|%)s?\s*')
+_PATTERN = re.compile(r'\s*(\d{1,18}(?:\.\d{1,18})?)\s*(step|epoch|example|percent|%)s?\s*')
 
 
 def steps(text: str, key: str, *, batch_size: int, examples: int, total: int | None = None) -> int:
@@ -16,7 +18,7 @@ def steps(text: str, key: str, *, batch_size: int, examples: int, total: int | N
     if not match or (match[2] in ('percent', '%') and total is None):
         units = 'steps, epochs or examples' if total is None else 'steps, epochs, examples or percent'
         raise UserError(f"{key} is {text!r}; expected a number of {units}, such as '500 steps'")
-    amount = float(match[1])
+    amount = Fraction(match[1])  # exact: in binary, 1.1 x 50 is a little more than 55
     match match[2]:
         case 'step':
             count = amount
@@ -27,4 +29,4 @@ def steps(text: str, key: str, *, batch_size: int, examples: int, total: int | N
             count = amount / batch_size
         case _:
             count = amount / 100 * (total or 0)
-    return -int(-count // 1)
+    return math.ceil(count)

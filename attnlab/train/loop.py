@@ -193,6 +193,12 @@ def initial(
     return State(jnp.int32(0), first, optimize(0.0, 0.0).init(first), average, scale)
 
 
+def starter(config: Any, task: Task) -> Callable[..., State]:
+    """`initial` of a config, pure: (seed, parameters or None) -> state."""
+    _, _, optimize = recipe(config, task.examples)
+    return partial(initial, task.init, optimize, ema=config.train.get('ema', 0.0), scaled=precision.asked(config))
+
+
 def train(
     config: Any,
     task: Task,
@@ -213,11 +219,8 @@ def train(
     Raises RunError when the loss is no longer finite, naming the step, and Stopped, after a save, when SIGTERM or
     SIGINT asks it to stop.
     """
-    durations, _, optimize = recipe(config, task.examples)
-    layout = layout_of(config)
+    durations, layout, make = plan(config, task.examples), layout_of(config), starter(config, task)
     with checkpoint.manager(workdir) as manager:
-        ema, scaled = config.train.get('ema', 0.0), precision.asked(config)
-        make = partial(initial, task.init, optimize, ema=ema, scaled=scaled)
         state, progress = _restore_or_start(manager, layout, make, (np.uint32(config.seed), params))
         start = int(state.step)
         checkpoint.set_aside(manager, start)
@@ -229,7 +232,7 @@ def train(
                 batches = stack.enter_context(closing(ahead(batch, start, durations.total)))
                 stop = stack.enter_context(wished())
                 state = layout.state(state)
-                update, explain = compiled(config, task, layout, state), lambda step: _ADVICE
+                update, explain = compiled(config, task, layout, state), lambda step: _advice(manager)
                 if debug_nans:
                     draw = partial(draws, np.uint32(config.seed), config.train.accumulate)
                     update, explain = nans.remembering(update, task, layout, draw)
@@ -241,10 +244,10 @@ def train(
                 )  # fmt: skip
 
 
-_ADVICE = (
-    'the newest checkpoint is from before it. '
-    'Try a lower optimizer.learning_rate, a longer optimizer.warmup or a smaller optimizer.clip'
-)
+def _advice(manager: Any) -> str:
+    newest = manager.latest_step()
+    saved = 'there is no checkpoint yet' if newest is None else f'the newest checkpoint is from step {newest}'
+    return f'{saved}. Try a lower optimizer.learning_rate, a longer optimizer.warmup or a smaller optimizer.clip'
 
 
 def layout_of(config: Any) -> devices.Layout:
@@ -348,7 +351,7 @@ def _run(
                     scores = processes.agreed(layout.use(task.evaluate, state.used))
                 for key, value in scores.items():  # the step before may have spoilt the parameters with a finite loss
                     if not math.isfinite(value):
-                        raise RunError(f'step {step}: the {key} is {value} when evaluated; {_ADVICE}')
+                        raise RunError(f'step {step}: the {key} is {value} when evaluated; {_advice(manager)}')
                 write(step, 'valid', scores)
                 if progress.best is None or sign * scores[name] > sign * progress.best:
                     progress = checkpoint.Progress(scores[name], step, 0)

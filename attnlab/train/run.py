@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from attnlab import config as configs
 from attnlab import files, tasks
 from attnlab.errors import RunError, UserError
 from attnlab.tasks.task import Params, Task
-from attnlab.train import checkpoint, devices, loop, precision, processes
+from attnlab.train import checkpoint, devices, loop, memory, precision, processes
 
 
 class Run(NamedTuple):
@@ -45,7 +46,9 @@ def train(
 
     debug_nans, profile, watch: as in `attnlab.train.loop.train`.
 
-    Raises UserError for a config that cannot be trained, and for a directory that holds a run of another config,
+    A run that has no checkpoint yet is started anew, also with another config.
+
+    Raises UserError for a config that cannot be trained, and for a directory that holds checkpoints of another config,
     before anything is written.
     """
     # No process writes before all have read.
@@ -73,14 +76,27 @@ class _Found(NamedTuple):
 def _prepared(config: Any, workdir: Path, profile: tuple[int, int] | None) -> tuple[_Found, Task, Params | None]:
     """What there is of a run, its task, and what it starts from if that is another run; with nothing written."""
     check(config)
+    checkpoint.folder_of(workdir)
     found = _found(workdir)
-    if found.config is not None:
+    if found.steps and found.config is not None:
         configs.check_same(config, configs.read(workdir / 'config.json'))
     params = _started(config) if config.get('start') and not found.steps else None
-    task = tasks.module(config).build(config, workdir)
+    task = _built(config, workdir if found.steps else None)
+    memory.check(config, task)
     if profile is not None and profile[1] > (total := loop.plan(config, task.examples).total):
         raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
     return found, task, params
+
+
+def _built(config: Any, workdir: Path | None) -> Task:
+    """The task of a config, with the vocabularies of a run's directory; None builds them from the data.
+
+    A run without a checkpoint may have left a vocabulary of another config.
+    """
+    if workdir is not None:
+        return tasks.module(config).build(config, workdir)
+    with tempfile.TemporaryDirectory() as empty:
+        return tasks.module(config).build(config, Path(empty))
 
 
 def _found(workdir: Path) -> _Found:
@@ -154,10 +170,10 @@ def evaluate(workdir: Path, split: str | None = None) -> tuple[str, dict[str, An
     kind = tasks.module(run.config)
     split = split or str(kind.SPLIT)
     scores = layout.use(lambda params: kind.evaluate(run.config, workdir, params, split), run.params)
+    scores |= {'step': run.step, 'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
     for name, value in scores.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise RunError(f'{workdir}: the {name} of {split} is {value}, with the parameters of step {run.step}')
-    scores |= {'step': run.step, 'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
+            raise RunError(f'the {name} of split {split!r} is {value}: the parameters of step {run.step} have diverged')
     text = json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False)
     files.write(workdir / f'scores-{split}.json', text + '\n')
     return split, scores

@@ -9,7 +9,7 @@ BASE = {
     'model': {'order': 'pre', 'layers': 2, 'tied': True, 'inner': {'empty': {}, 'rate': 0.1}},
     'optimizer': {'learning_rate': 0.004, 'warmup': '100 steps'},
 }  # fmt: skip
-DIVERGED = 'step 7: the loss is nan; the newest checkpoint is from before it. Try a lower optimizer.learning_rate'
+DIVERGED = 'step 7: the loss is nan; the newest checkpoint is from step 5. Try a lower optimizer.learning_rate'
 
 
 def point(overrides, status='done', value=None, step=None, seconds=None, reason=None, metrics=None):

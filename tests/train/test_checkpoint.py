@@ -262,3 +262,34 @@ def test_checkpoints_from_before_each_array_had_a_checksum(tmp_path, caplog):
         checkpoint.set_aside(manager, 1)
         checkpoint.save(manager, saved(2, 0.5, 1))
         assert checkpoint.latest(manager, *shapes()).step == 2
+
+
+@pytest.mark.parametrize('name', ['run[1]', '[1e-3]', '[x]*', '**', 'a?b', 'above[0]/run', 'a b', '%41#', 'né漢', '{x}$H'])
+def test_checkpoints_in_a_folder_of_any_name_can_be_read_there_and_under_another_name(tmp_path, name):
+    workdir = tmp_path / name
+    workdir.mkdir(parents=True)
+    save_all(workdir, saved(1))
+    for moved in (False, True):
+        folder = workdir.rename(tmp_path / 'renamed') if moved else workdir
+        with checkpoint.manager(folder, read_only=True) as manager:
+            jax.tree.map(np.testing.assert_array_equal, checkpoint.latest(manager, *shapes()), saved(1))
+
+
+@pytest.mark.parametrize('name', ['a\\b', 'gs:', 'gs:/x', '\udcff'])
+def test_a_folder_that_cannot_hold_checkpoints_is_refused(tmp_path, name):
+    with pytest.raises(UserError, match='checkpoints cannot be saved in .*; expected a path in UTF-8 without'):
+        checkpoint.folder_of(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('where', ['finish', 'save'])
+def test_a_step_that_cannot_be_read_is_not_taken_for_saved(tmp_path, where):
+    with pytest.raises(RunError, match='^a checkpoint could not be saved in .*params.*$'):
+        with checkpoint.manager(tmp_path) as manager:
+            checkpoint.save(manager, saved(1))
+            manager.wait_until_finished()
+            (tmp_path / 'checkpoints' / '1' / 'params' / 'manifest.ocdbt').unlink()
+            if where == 'finish':
+                checkpoint.finish(manager)
+            else:
+                checkpoint.save(manager, saved(2))

@@ -192,3 +192,11 @@ def test_a_damaged_best_gives_way_to_the_newest(workdir, caplog):
     with checkpoint.manager(workdir, read_only=True) as manager:
         assert checkpoint.best(manager, shapes()[0]).step == 2
     assert len(caplog.messages) == 1
+
+
+def test_a_best_step_that_was_deleted_is_called_missing(workdir, caplog):
+    shutil.rmtree(workdir / 'checkpoints' / '1')
+    with checkpoint.manager(workdir, read_only=True) as manager:
+        assert checkpoint.best(manager, shapes()[0]).step == 2
+    [line] = caplog.messages
+    assert line.startswith('checkpoint of step 1 is missing and passed over: ')

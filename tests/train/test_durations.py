@@ -16,12 +16,26 @@ def test_units(text, expected):
     assert steps(text, 'train.duration', batch_size=3, examples=10, total=40) == expected
 
 
-@pytest.mark.parametrize('text', ['', '5', 'steps', '-1 steps', '1e3 steps', '5 minutes', 'nan steps', '5 steps 3'])
+@pytest.mark.parametrize('text', ['', '5', 'steps', '-1 steps', '1e3 steps', '5 minutes', 'nan steps', '5 steps 3', f'{"9" * 5000} steps'])
 def test_anything_else_is_refused_by_name(text):
-    with pytest.raises(UserError, match=f'train.duration is {text!r}; expected'):
+    with pytest.raises(UserError, match=f'^train.duration is {text!r}; expected'):
         steps(text, 'train.duration', batch_size=3, examples=10, total=40)
 
 
 def test_a_share_needs_a_whole():
     with pytest.raises(UserError, match='steps, epochs or examples'):
         steps('5 percent', 'train.duration', batch_size=3, examples=10)
+
+
+def test_a_decimal_number_is_exact():
+    """Every tenth of an epoch and of a per cent, every hundredth of an example; right by whole numbers alone."""
+    durations = lambda text, **sizes: steps(text, 'train.duration', batch_size=sizes.pop('batch', 1), **sizes)
+    assert durations('1.1 epochs', examples=50) == 55
+    assert durations('7 percent', examples=1, total=100) == 7
+    for tenths in range(1, 101):
+        number = f'{tenths // 10}.{tenths % 10}'
+        for size in range(1, 115):
+            assert durations(f'{number} epochs', examples=size) == -(-tenths * size // 10)
+            assert durations(f'{number} percent', examples=1, total=size) == -(-tenths * size // 1000)
+            assert durations(f'{number} examples', examples=1, batch=size) == -(-tenths // (10 * size))
+            assert durations(f'{tenths}%', examples=1, total=size) == -(-tenths * size // 100)

@@ -255,7 +255,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(tmp_path, bad):
         batch = plain.batch(step)
         return batch | {'y': batch['y'] * (bad if step == 10 else 1)}
 
-    with pytest.raises(RunError, match='step 11: the loss is (nan|inf)'):
+    with pytest.raises(RunError, match='step 11: the loss is (nan|inf); the newest checkpoint is from step 10. Try a lower'):
         loop.train(config(), make_task(batch=poisoned), tmp_path)
     assert newest(tmp_path).step == 10
     assert np.all(np.isfinite(newest(tmp_path).params['w']))
@@ -263,7 +263,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(tmp_path, bad):
 
 def test_a_score_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path):
     told = make_task(evaluate=lambda params: {'loss': float('nan')})
-    with pytest.raises(RunError, match='step 4: the loss is nan when evaluated; the newest checkpoint is from before'):
+    with pytest.raises(RunError, match='step 4: the loss is nan when evaluated; the newest checkpoint is from step 2. Try'):
         loop.train(config(eval_every='4 steps', save_every='2 steps'), told, tmp_path)
     assert newest(tmp_path).step == 2
 
@@ -272,7 +272,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path
     def root(params, batch, rng):  # sqrt(0): the value is 0, its gradient infinite
         return Sums(jnp.sum(jnp.sqrt(params['w'] * batch['kept'][:3])), jnp.float32(1.0), {})
 
-    with pytest.raises(RunError, match='step 1: the gradient_norm is inf'):
+    with pytest.raises(RunError, match='step 1: the gradient_norm is inf; there is no checkpoint yet. Try a lower'):
         loop.train(config(eval_every='1 steps'), make_task(loss=root), tmp_path)
     assert newest(tmp_path) is None
 

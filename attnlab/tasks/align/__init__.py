@@ -1,6 +1,5 @@
 """English to French, and the alignment that the attention learned on the way."""
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from attnlab.errors import UserError
 from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.tasks import transformer
 from attnlab.tasks.align import alignment, corpus, models, pictures, scores, translator
-from attnlab.tasks.task import Outline, Params, Task
+from attnlab.tasks.task import Outline, Params, Task, perplexity
 
 SPLIT = 'test'
 """The split that `eval` scores unless told otherwise."""
@@ -93,7 +92,7 @@ def build(config: Any, workdir: Path) -> Task:
             return {'loss': nll}
         translations = translator.translate(use, params, held_out.source)
         outputs = [vocabularies[1].decode(translation.target) for translation in translations]
-        return {'loss': nll / count, 'perplexity': math.exp(nll / count), 'bleu': scores.bleu(outputs, valid.target)}
+        return {'loss': nll / count, 'perplexity': perplexity(nll / count), 'bleu': scores.bleu(outputs, valid.target)}
 
     return Task(
         save=lambda workdir: corpus.save(vocabularies, workdir),
@@ -131,7 +130,7 @@ def evaluate(config: Any, workdir: Path, params: Params, split: str) -> dict[str
     source_language, target_language = corpus.languages(config.data)
     found: dict[str, Any] = {'split': split, 'sentences': len(outputs)}
     found |= scores.text_scores(outputs, pairs.target, target_language)
-    found |= {'loss': nll / count, 'perplexity': math.exp(nll / count)}
+    found |= {'loss': nll / count, 'perplexity': perplexity(nll / count)}
     if config.data.name == 'grammar':
         found['exact_match'] = scores.exact_match(outputs, pairs.target, target_language)
     samples = workdir / 'samples'

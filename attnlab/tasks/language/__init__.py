@@ -20,7 +20,7 @@ from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.models.language import LanguageModel
 from attnlab.tasks import transformer
 from attnlab.tasks.language import corpus, pictures, writer
-from attnlab.tasks.task import Outline, Params, Task
+from attnlab.tasks.task import Outline, Params, Task, perplexity
 
 SPLIT = 'valid'
 """The split that `eval` scores unless told otherwise."""
@@ -133,7 +133,7 @@ def scorer(model: LanguageModel) -> Callable[[Params, Rows], dict[str, float]]:
         batches = rows.in_order(held_out, axes.at_once(max(1, EVALUATED // T), count))
         sums = [score(params, arrays(batch, True)) for batch in batches]
         total, weight = (sum(float(each) for each in column) for column in zip(*sums, strict=True))
-        return {'loss': total / weight, 'perplexity': math.exp(min(total / weight, 700.0))}
+        return {'loss': total / weight, 'perplexity': perplexity(total / weight)}
 
     return all_of
 

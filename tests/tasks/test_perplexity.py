@@ -1,0 +1,39 @@
+"""The perplexity of a loss that has left all bounds is infinite: it ends a run in one line, and no traceback."""
+
+import math
+
+import pytest
+
+from attnlab.errors import RunError
+from attnlab.tasks import align
+from attnlab.tasks.align import translator
+from attnlab.tasks.task import perplexity
+from attnlab.train import run
+
+from .conftest import tiny_config
+
+
+def test_perplexity():
+    assert [perplexity(loss) for loss in (0.0, 709.0, 710.0, math.inf)] == [1.0, math.exp(709.0), math.inf, math.inf]
+    assert math.isnan(perplexity(math.nan))
+
+
+@pytest.fixture
+def diverged(monkeypatch):
+    """Models whose loss is 22,000 nats a token, as after a few steps with a learning rate of 300."""
+    force = lambda use, params, source, target: (22_000.0 * len(target), len(target), [])
+    translated = lambda use, params, source: [translator.Translation([], None) for _ in source]
+    monkeypatch.setattr(translator, 'force', force)
+    monkeypatch.setattr(translator, 'translate', translated)
+
+
+def test_a_diverged_alignment_model_has_scores(tmp_path, diverged):
+    scores = align.build(tiny_config(), tmp_path).evaluate(None)
+    assert scores['loss'] == 22_000 and scores['perplexity'] == math.inf
+
+
+def test_the_scores_of_a_diverged_run_are_refused_by_name(tiny, monkeypatch):
+    monkeypatch.setattr(align, 'evaluate', lambda *args: {'loss': 22_000.0, 'perplexity': math.inf})
+    with pytest.raises(RunError, match="the perplexity of split 'test' is inf: the parameters of step .* have diverged"):
+        run.evaluate(tiny)
+    assert not (tiny / 'scores-test.json').exists()

@@ -1,0 +1,87 @@
+"""A config larger than the memory is refused before anything is compiled or written."""
+
+import jax
+import numpy as np
+import pytest
+
+from attnlab import config as configs
+from attnlab import environment, tasks
+from attnlab.errors import RunError, UserError
+from attnlab.train import checkpoint, loop, memory, run
+
+EXPERIMENTS = {'vision/digits': 'width', 'language/shakespeare_char': 'width', 'align/grammar_gru': 'hidden'}
+
+
+def load(name, folder, **changes):
+    """A small experiment on little data; changes: dotted keys with `__` for the dot."""
+    (folder / 'input.txt').write_text('to be or not to be\n' * 40)
+    settings = {'train.mesh': 'data=1'}
+    settings |= {'data.folder': str(folder)} if 'shakespeare' in name else {}
+    settings |= {'data.train_examples': '64', 'data.test_examples': '8'} if 'grammar' in name else {}
+    settings |= {key.replace('__', '.'): str(value) for key, value in changes.items()}
+    return configs.load(f'experiments/{name}.py', list(settings.items()))
+
+
+@pytest.mark.parametrize(
+    ('name', 'size'), [('vision/digits', 262144), *((name, 10**9) for name in EXPERIMENTS)]
+)
+def test_a_model_larger_than_memory_is_refused_with_both_sizes(tmp_path, name, size):
+    config = load(name, tmp_path, **{f'model__{EXPERIMENTS[name]}': size})
+    match = r'^parameters, optimizer and gradients take .* (TB|PB) .*; this machine has .* GB of memory; expected a smal'
+    with pytest.raises(UserError, match=match):
+        run.train(config, tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('name', EXPERIMENTS)
+def test_a_batch_larger_than_memory_is_refused(tmp_path, name):
+    config = load(name, tmp_path, train__batch_size=10**12)
+    task = tasks.module(config).build(load(name, tmp_path), tmp_path)
+    with pytest.raises(UserError, match=r'and a batch [0-9.e+]* (TB|PB); this machine has'):
+        memory.check(config, task)
+
+
+def test_a_size_over_63_bits_is_refused(tmp_path):
+    with pytest.raises(UserError, match='^model: '):
+        run.train(load('vision/digits', tmp_path, model__width=10**24), tmp_path / 'run')
+
+
+@pytest.mark.parametrize('parallel', ['jit', 'pmap'])
+def test_the_devices_of_a_cpu_share_its_memory(tmp_path, monkeypatch, parallel):
+    """Each of 4 devices holds five numbers a parameter: itself, its average, two of Adam's, and its gradient."""
+    config = load('vision/digits', tmp_path, train__mesh='data=4', train__parallel=parallel)
+    task = tasks.module(config).build(config, tmp_path)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    needed = 4 * 20 * sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    monkeypatch.setattr(environment, 'memory', lambda: int(needed))
+    with pytest.raises(UserError, match='this machine has'):
+        memory.check(config, task)
+    monkeypatch.setattr(environment, 'memory', lambda: int(1.2 * needed))
+    memory.check(config, task)
+
+
+def test_memory_is_that_of_the_machine_or_less():
+    with open('/proc/meminfo') as file:
+        kilobytes = next(int(line.split()[1]) for line in file if line.startswith('MemTotal'))
+    assert 1e8 < environment.memory() <= 1024 * kilobytes
+
+
+def test_a_run_without_a_checkpoint_does_not_hold_its_folder(tmp_path, monkeypatch):
+    def failed(*args, **kwargs):
+        raise RunError('no memory')
+
+    monkeypatch.setattr(loop, 'train', failed)
+    workdir, name = tmp_path / 'run', 'language/shakespeare_char'
+    first, second = load(name, tmp_path, model__width=64), load(name, tmp_path, model__width=32)
+    with pytest.raises(RunError):
+        run.train(first, workdir)
+    (tmp_path / 'input.txt').write_text('what a piece of work is a man\n' * 40)
+    with pytest.raises(RunError):
+        run.train(second, workdir)
+    assert configs.read(workdir / 'config.json') == second
+    _, vocabulary = tasks.module(second).in_use(second, workdir)
+    assert set(vocabulary.characters) == set('what a piece of work is a man\n')
+    (workdir / 'checkpoints' / '1').mkdir(parents=True)
+    assert checkpoint.steps(workdir) == [1]
+    with pytest.raises(UserError, match='holds a run of another config: model.width is 64 here and 32 there'):
+        run.train(first, workdir)
