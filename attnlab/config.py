@@ -63,14 +63,6 @@ def tree(config: ConfigDict) -> dict[str, Any]:
     return _encode(config)
 
 
-def check_fields(section: ConfigDict, name: str, fields: Sequence[str]) -> None:
-    """Raises `UserError` for a field that what the section names asks for and the experiment's file does not give."""
-    for field in fields:
-        if field not in section:
-            asked = f'{name}.name is {section.name!r}, which asks for {name}.{field}'
-            raise UserError(f'{asked}; this experiment has no such field')
-
-
 def check_common(config: Any) -> None:
     """Raises `UserError` for values of fields that every task reads."""
     check_seed(config.seed)
@@ -99,7 +91,7 @@ def read(path: str | os.PathLike) -> ConfigDict:
         return from_tree(found)
     except OSError as error:
         raise UserError(f'{path}: {error.strerror}') from error
-    except ValueError as error:
+    except (ValueError, AttributeError, RecursionError) as error:  # AttributeError: a key such as __class__
         raise UserError(f'{path} is no config: {_brief(error)}') from error
 
 
@@ -224,13 +216,27 @@ def _is_empty(field: Any) -> bool:
 
 def _unknown(config: ConfigDict, key: str) -> NoReturn:
     names = [name for name, _ in _leaves(config, references=True)]
+    raise UserError(f'there is no config.{key}{nearest_key(key, names)}')
+
+
+def nearest_key(key: str, names: Sequence[str]) -> str:
+    """The end of an error about an unknown key: the most similar of the dotted names or, where none is similar, all
+    names in the key's section."""
     last = key.split('.')[-1]
 
     def likeness(name: str) -> float:  # a misspelt path, or a right name in a wrong section
         return _ratio(key, name) + _ratio(last, name.split('.')[-1])
 
-    hint = f'; did you mean config.{max(names, key=likeness)}?' if names else ''
-    raise UserError(f'there is no config.{key}{hint}')
+    best = max(names, key=likeness, default='')
+    if likeness(best) >= _ALIKE:
+        return f'; did you mean config.{best}?'
+    above = key.rpartition('.')[0]
+    beside = [name for name in names if name.rpartition('.')[0] == above] or {name.split('.')[0] for name in names}
+    return f'; expected one of {", ".join(sorted(beside))}' if beside else ''
+
+
+_ALIKE = 1.0
+"""Sum of the two similarities, each from 0 to 1, above which a name is offered."""
 
 
 def _ratio(a: str, b: str) -> float:

@@ -118,8 +118,14 @@ def _started(config: Any) -> Params:
 
 
 def config(workdir: Path) -> Any:
-    """The config of the run in a directory."""
-    return configs.read(workdir / 'config.json')
+    """The config of the run in a directory; raises UserError for one that no run of this version has."""
+    path = workdir / 'config.json'
+    found = configs.read(path)
+    try:
+        tasks.module(found).check(found)
+    except UserError as error:
+        raise UserError(f'{path}: {error}') from error
+    return found
 
 
 def load(workdir: Path, layout: devices.Layout | None = None) -> Run:

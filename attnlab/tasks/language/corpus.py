@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.config import check_fields
 from attnlab.data import corpus, rows, tokens
 from attnlab.data.corpus import Text
 from attnlab.data.rows import Rows
@@ -15,17 +14,9 @@ from attnlab.errors import UserError
 
 SPLITS = ('train', 'valid')
 
-FIELDS = {
-    'shakespeare': ('folder', 'share'), 'file': ('path', 'share'), 'grammar': ('train_examples', 'test_examples')
-}  # fmt: skip
-"""What a config says of each text, beside what it says of all."""
-
 
 def check(data: Any) -> None:
     """Raises UserError for a description of a text that cannot be one."""
-    if data.name not in FIELDS:
-        raise UserError(f"data.name is {data.name!r}; expected 'shakespeare', 'file' or 'grammar'")
-    check_fields(data, 'data', ('documents', *FIELDS[data.name]))
     if data.name == 'file' and not data.path:
         raise UserError('data.path is empty; expected a text file: --config.data.path=FILE')
     if data.name == 'grammar' and data.documents != 'lines':
