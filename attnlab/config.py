@@ -25,6 +25,7 @@ from attnlab.errors import UserError
 
 _ROOT = Path(__file__).resolve().parents[1]  # where `experiments/` stands in a checkout
 _SHOWN = 5  # differences and fields named in one error
+_ALIKE = 0.6  # similarity of two names, from 0 to 1, from which one is offered for the other
 
 
 def load(spec: str, overrides: Sequence[tuple[str, Any]] = ()) -> ConfigDict:
@@ -149,8 +150,9 @@ def _split(spec: str) -> tuple[Path, tuple[str, ...]]:
 def _nearest_file(name: str) -> str:
     folders = {Path(): Path('experiments'), _ROOT: _ROOT / 'experiments'}
     files = {str(path.relative_to(base)) for base, folder in folders.items() for path in folder.rglob('*.py')}
-    near = difflib.get_close_matches(name, sorted(files), n=1, cutoff=0.4)
-    return f'; did you mean {near[0]}?' if near else ''
+    likeness = lambda file: max(_ratio(name, file), _ratio(Path(name).stem, Path(file).stem))
+    best = max(sorted(files), key=likeness, default='')
+    return f'; did you mean {best}?' if likeness(best) >= _ALIKE else ''
 
 
 def _get_config(path: Path) -> Callable[..., Any]:
@@ -228,15 +230,12 @@ def nearest_key(key: str, names: Sequence[str]) -> str:
         return _ratio(key, name) + _ratio(last, name.split('.')[-1])
 
     best = max(names, key=likeness, default='')
-    if likeness(best) >= _ALIKE:
+    if likeness(best) >= 2 * _ALIKE:
         return f'; did you mean config.{best}?'
     above = key.rpartition('.')[0]
-    beside = [name for name in names if name.rpartition('.')[0] == above] or {name.split('.')[0] for name in names}
+    beside = above and {name for name in names if name.rpartition('.')[0] == above}
+    beside = beside or {name.split('.')[0] for name in names}
     return f'; expected one of {", ".join(sorted(beside))}' if beside else ''
-
-
-_ALIKE = 1.0
-"""Sum of the two similarities, each from 0 to 1, above which a name is offered."""
 
 
 def _ratio(a: str, b: str) -> float:

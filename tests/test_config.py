@@ -174,12 +174,21 @@ def test_a_value_of_a_wrong_type(experiment, key, given, expected):
     ('optimizer.warmpu', 'optimizer.warmup'),
     ('model.pol', 'model.pool'),
     ('sed', 'seed'),
-    ('', 'seed'),
 ])  # fmt: skip
 def test_a_misspelt_key_is_refused_with_the_nearest(experiment, key, nearest):
     message = error(experiment, (key, '3'))
     assert message.startswith(f'there is no config.{key};')
-    assert message.endswith(f'did you mean config.{nearest}?') or not key
+    assert message.endswith(f'did you mean config.{nearest}?')
+
+
+@pytest.mark.parametrize(('key', 'names'), [
+    ('', 'empty, model, name, optimizer, seed'),
+    ('zzz', 'empty, model, name, optimizer, seed'),
+    ('optimizer.zzz', 'optimizer.lr, optimizer.nesterov, optimizer.warmup, optimizer.width'),
+    ('zzz.zzz', 'empty, model, name, optimizer, seed'),
+])  # fmt: skip
+def test_a_key_unlike_every_other_is_refused_with_all_of_its_section(experiment, key, names):
+    assert error(experiment, (key, '3')) == f'there is no config.{key}; expected one of {names}'
 
 
 def test_sections_and_fields_are_not_confused(experiment):
@@ -227,6 +236,8 @@ def test_a_file_that_is_none(experiment):
     Path('experiments/small.py').write_text(EXPERIMENT)
     assert error('experiments/smal.py').endswith('did you mean experiments/small.py?')
     assert error('experiments/small').endswith('did you mean experiments/small.py?')
+    for name in ('/nope.py', 'zebra.py'):
+        assert error(name) == f'there is no experiment file {name}'
     for text in ('x = 3', 'get_config = 3'):
         assert error(write(text)) == "other.py has no get_config(arg='')"
     assert error(write('x = 3\nget_config(')).startswith('other.py, line 2: SyntaxError: ')

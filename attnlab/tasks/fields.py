@@ -40,7 +40,7 @@ class Section(NamedTuple):
         return every | ({'name': str} if self.by_name else {})
 
 
-def _kinds(defaults: Mapping[str, Any]) -> dict[str, Kind]:
+def _kinds(defaults: Mapping[str, Any]) -> Mapping[str, Kind]:
     return {name: (type(value[0]),) if isinstance(value, tuple) else type(value) for name, value in defaults.items()}
 
 
