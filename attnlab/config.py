@@ -12,6 +12,7 @@ import math
 import os
 import re
 import runpy
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -162,7 +163,9 @@ def _get_config(path: Path) -> Callable[..., Any]:
 
 
 def _names(path: Path) -> dict[str, Any]:
-    """What the file defines."""
+    """What the file defines; from here on modules of its folder can be imported, where nothing else has their name."""
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)
     try:
         return runpy.run_path(str(path))
     except SyntaxError as error:

@@ -1,6 +1,7 @@
 """Case 43: overrides are typed and strict, and a saved config comes back equal."""
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -244,6 +245,30 @@ def test_a_file_that_is_none(experiment):
     assert error(write('\nimport no_such_module')) == (
         "other.py fails at line 2: ModuleNotFoundError: No module named 'no_such_module'")
     assert 'other.py' in error(write('x = "\0"'))
+
+
+def test_modules_beside_the_experiment_can_be_imported_when_it_loads_and_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, 'path', [*sys.path])
+    folder = tmp_path / 'mine'
+    folder.mkdir()
+    (folder / 'common_of_mine.py').write_text('rate = 0.5')
+    (folder / 'later_of_mine.py').write_text('rates = [0.1]')
+    (folder / 'json.py').write_text('raise ImportError')  # the standard library's is found first
+    (folder / 'e.py').write_text("""import json
+from ml_collections import ConfigDict
+from common_of_mine import rate
+
+def get_config(arg=''): return ConfigDict(dict(rate=rate))
+
+def sweep_rates():
+    from later_of_mine import rates
+    return [{'rate': rate} for rate in rates]
+""")
+    monkeypatch.chdir(tmp_path)
+    for spec in ('mine/e.py', str(folder / 'e.py')):
+        assert configs.load(spec).rate == 0.5
+        assert configs.functions(spec, 'sweep_')['rates']() == [{'rate': 0.1}]
+    assert sys.path.count(str(folder)) == 1 and sys.path[-1] == str(folder)
 
 
 def test_the_repository_is_searched_after_the_current_folder(tmp_path, experiment, monkeypatch):
