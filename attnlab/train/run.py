@@ -105,7 +105,7 @@ def _alone(workdir: Path) -> Iterator[None]:
 
 def _started(config: Any) -> Params:
     """The parameters of the run that a config starts from, as this one needs them."""
-    source = Path(config.start)
+    source = Path(files.at_home(config.start, 'start'))
     if not (source / 'config.json').is_file():
         raise UserError(f'start is {config.start!r}; expected the directory of a trained run')
     loaded = load(source)
