@@ -11,6 +11,7 @@ from attnlab.data.batches import check_ids
 from attnlab.data.pairs import Pairs
 from attnlab.data.vocabulary import EOS, Vocabulary
 from attnlab.errors import UserError
+from attnlab.files import at_home
 
 LANGUAGES = ('en', 'fr')
 SIDES = ('source', 'target')
@@ -48,9 +49,9 @@ def read(data: Any, split: str, seed: int, linked: bool = True) -> Pairs:
             count = data.train_examples if split == 'train' else data.test_examples
             return grammar.pairs(split, count, seed, linked)
         case 'multi30k':
-            return parallel.multi30k('test_2016' if split == 'test' else split, data.folder)
+            return parallel.multi30k('test_2016' if split == 'test' else split, at_home(data.folder, 'data.folder'))
         case _:
-            return parallel.read_pair(data[split], languages(data))
+            return parallel.read_pair(at_home(data[split], f'data.{split}'), languages(data))
 
 
 def vocabularies(data: Any, workdir: Path, train: Pairs | None = None) -> tuple[Vocabulary, Vocabulary]:

@@ -11,6 +11,7 @@ from attnlab.data.corpus import Text
 from attnlab.data.rows import Rows
 from attnlab.data.tokens import Tokens
 from attnlab.errors import UserError
+from attnlab.files import at_home
 
 SPLITS = ('train', 'valid')
 
@@ -46,7 +47,10 @@ def read(data: Any, split: str, seed: int) -> list[Text]:
         raise UserError(f'split is {split!r}; expected one of {", ".join(SPLITS)}')
     if data.name == 'grammar':
         return corpus.sentences(split, data.train_examples if split == 'train' else data.test_examples, seed)
-    whole = corpus.shakespeare(data.folder) if data.name == 'shakespeare' else corpus.read(data.path)
+    if data.name == 'shakespeare':
+        whole = corpus.shakespeare(at_home(data.folder, 'data.folder'))
+    else:
+        whole = corpus.read(at_home(data.path, 'data.path'))
     half = corpus.halves(whole, data.share)[SPLITS.index(split)]
     return corpus.documents(half, data.documents) if data.documents else [half]
 

@@ -12,6 +12,7 @@ from attnlab.data import batches, digits, images
 from attnlab.data.augment import Augment
 from attnlab.data.images import SPLITS, Images
 from attnlab.errors import UserError
+from attnlab.files import at_home
 
 GROUP = 128
 """Rows of a training batch that are changed together."""
@@ -81,9 +82,9 @@ def read(data: Any, split: str, seed: int) -> Images:
         case 'digits':
             return images.drawn('test', data.test_examples, seed)
         case 'files':
-            return images.arrays(data.test, data.classes, data.shape)
+            return images.arrays(at_home(data.test, 'data.test'), data.classes, data.shape)
         case name:
-            return images.cifar(name, 'test', data.folder)
+            return images.cifar(name, 'test', at_home(data.folder, 'data.folder'))
 
 
 def read_training(data: Any, seed: int) -> tuple[Images, Images]:
@@ -92,9 +93,9 @@ def read_training(data: Any, seed: int) -> tuple[Images, Images]:
         case 'digits':
             return images.drawn('train', data.train_examples, seed), images.drawn('valid', data.test_examples, seed)
         case 'files':
-            whole = images.arrays(data.train, data.classes, data.shape)
+            whole = images.arrays(at_home(data.train, 'data.train'), data.classes, data.shape)
         case name:
-            whole = images.cifar(name, 'train', data.folder)
+            whole = images.cifar(name, 'train', at_home(data.folder, 'data.folder'))
     return images.parted(whole, data.held_out)
 
 
