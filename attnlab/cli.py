@@ -16,12 +16,14 @@ from attnlab.flags import Command, Flag, nearest, number, parse, span
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns the exit code; None for that of the process."""
+    if argv is None:
+        environment.standard_streams()
     if argv is None and sys.argv[1:2] and sys.argv[1] in _COMPUTING:
         environment.ask_for_large_pages()
     code, line = _run(list(sys.argv[1:] if argv is None else argv))
     joined = sys.modules.get('attnlab.train.processes')
     if line:
-        print('attnlab:', joined.named(line) if joined else line, file=sys.stderr)
+        print('attnlab:', _printable(joined.named(line) if joined else line), file=sys.stderr)
     if code and joined and joined.several():  # at a usual end it would wait for the others, and they for it
         joined.leave(code)
     if code == 1 and argv is None:  # threads of a save that failed would tell of it once more, in tracebacks
@@ -32,9 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> tuple[int, str]:
     """The exit code, and what is to be said of it."""
     try:
-        return _dispatch(argv) or 0, ''
+        code = _dispatch(argv) or 0
+        sys.stdout.flush()  # while a full disk can still be reported in one line
+        return code, ''
     except UserError as error:
-        return 2, ' '.join(str(error).splitlines())
+        return 2, str(error)
     except RunError as error:
         return 1, str(error)
     except Stopped as wish:
@@ -50,11 +54,21 @@ def _run(argv: list[str]) -> tuple[int, str]:
             return 1, f'not enough memory: {(str(error) or "Python has none left").splitlines()[0]}'
         raise
     except OSError as error:  # a full disk, a folder that nobody may write to
-        return 1, f'{error.filename}: {error.strerror}' if error.filename else str(error)
+        said = error.strerror or str(error)
+        return 1, f'{error.filename}: {said}' if error.filename else said
+
+
+def _printable(text: str) -> str:
+    """The text as one line, with escapes for what a terminal would obey and for bytes that are not UTF-8."""
+    line = ' '.join(text.splitlines())
+    return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode('ascii') for c in line)
 
 
 def _dispatch(argv: list[str]) -> int | None:
     """Runs a command; the exit code, None for success."""
+    for argument in argv:
+        if not argument.isascii() and any('\ud800' <= c <= '\udfff' for c in argument):
+            raise UserError(f'the argument {argument!r} is not UTF-8')
     match argv:
         case ['-h' | '--help' | 'help', *_]:
             print(_help())

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import runpy
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from attnlab.errors import UserError
 
 _ROOT = Path(__file__).resolve().parents[1]  # where `experiments/` stands in a checkout
 _SHOWN = 5  # differences and fields named in one error
+_ALIKE = 0.6  # similarity of two names, from 0 to 1, from which one is offered for the other
 
 
 def load(spec: str, overrides: Sequence[tuple[str, Any]] = ()) -> ConfigDict:
@@ -63,14 +65,6 @@ def tree(config: ConfigDict) -> dict[str, Any]:
     return _encode(config)
 
 
-def check_fields(section: ConfigDict, name: str, fields: Sequence[str]) -> None:
-    """Raises `UserError` for a field that what the section names asks for and the experiment's file does not give."""
-    for field in fields:
-        if field not in section:
-            asked = f'{name}.name is {section.name!r}, which asks for {name}.{field}'
-            raise UserError(f'{asked}; this experiment has no such field')
-
-
 def check_common(config: Any) -> None:
     """Raises `UserError` for values of fields that every task reads."""
     check_seed(config.seed)
@@ -99,7 +93,7 @@ def read(path: str | os.PathLike) -> ConfigDict:
         return from_tree(found)
     except OSError as error:
         raise UserError(f'{path}: {error.strerror}') from error
-    except ValueError as error:
+    except (ValueError, AttributeError, RecursionError) as error:  # AttributeError: a key such as __class__
         raise UserError(f'{path} is no config: {_brief(error)}') from error
 
 
@@ -157,8 +151,9 @@ def _split(spec: str) -> tuple[Path, tuple[str, ...]]:
 def _nearest_file(name: str) -> str:
     folders = {Path(): Path('experiments'), _ROOT: _ROOT / 'experiments'}
     files = {str(path.relative_to(base)) for base, folder in folders.items() for path in folder.rglob('*.py')}
-    near = difflib.get_close_matches(name, sorted(files), n=1, cutoff=0.4)
-    return f'; did you mean {near[0]}?' if near else ''
+    likeness = lambda file: max(_ratio(name, file), _ratio(Path(name).stem, Path(file).stem))
+    best = max(sorted(files), key=likeness, default='')
+    return f'; did you mean {best}?' if likeness(best) >= _ALIKE else ''
 
 
 def _get_config(path: Path) -> Callable[..., Any]:
@@ -168,7 +163,9 @@ def _get_config(path: Path) -> Callable[..., Any]:
 
 
 def _names(path: Path) -> dict[str, Any]:
-    """What the file defines."""
+    """What the file defines; from here on modules of its folder can be imported, where nothing else has their name."""
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)
     try:
         return runpy.run_path(str(path))
     except SyntaxError as error:
@@ -224,13 +221,24 @@ def _is_empty(field: Any) -> bool:
 
 def _unknown(config: ConfigDict, key: str) -> NoReturn:
     names = [name for name, _ in _leaves(config, references=True)]
+    raise UserError(f'there is no config.{key}{nearest_key(key, names)}')
+
+
+def nearest_key(key: str, names: Sequence[str]) -> str:
+    """The end of an error about an unknown key: the most similar of the dotted names or, where none is similar, all
+    names in the key's section."""
     last = key.split('.')[-1]
 
     def likeness(name: str) -> float:  # a misspelt path, or a right name in a wrong section
         return _ratio(key, name) + _ratio(last, name.split('.')[-1])
 
-    hint = f'; did you mean config.{max(names, key=likeness)}?' if names else ''
-    raise UserError(f'there is no config.{key}{hint}')
+    best = max(names, key=likeness, default='')
+    if likeness(best) >= 2 * _ALIKE:
+        return f'; did you mean config.{best}?'
+    above = key.rpartition('.')[0]
+    beside = above and {name for name in names if name.rpartition('.')[0] == above}
+    beside = beside or {name.split('.')[0] for name in names}
+    return f'; expected one of {", ".join(sorted(beside))}' if beside else ''
 
 
 def _ratio(a: str, b: str) -> float:

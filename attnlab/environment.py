@@ -1,5 +1,7 @@
 """What a process asks of its system and of JAX before either starts to compute."""
 
+import contextlib
+import io
 import logging
 import os
 import signal
@@ -24,6 +26,30 @@ def ask_for_large_pages() -> None:
     if sys.platform == 'linux' and sys.executable and 'GLIBC_TUNABLES' not in os.environ:
         os.environ['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=1'
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def command(*argv: str) -> list[str]:
+    """The command line of a process of this copy of the package.
+
+    With -P no folder of the user comes first in sys.path: `python -m attnlab` would import a random.py or jax.py of the
+    current folder in place of the real one.
+    """
+    return [sys.executable, '-P', str(Path(__file__).with_name('__main__.py')), *argv]
+
+
+def standard_streams() -> None:
+    """Opens the null device in place of each closed standard stream, and prints unknown characters as escapes.
+
+    The number of a closed stream would be that of the next file that is opened, which then gets what libraries print.
+    """
+    for number, name in enumerate(('stdin', 'stdout', 'stderr')):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, 'w' if number else 'r')  # noqa: SIM115  (open until the process ends)
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors='backslashreplace')
 
 
 def prepare(processes: int = 1, number: int = 0) -> None:
@@ -95,8 +121,9 @@ def _gpus() -> list[str]:
 
 def leave(code: int) -> NoReturn:
     """Ends the process at once, with nothing waited for."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # a pipe that nobody reads any more, a full disk
+            stream.flush()
     os._exit(code)
 
 

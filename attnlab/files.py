@@ -56,6 +56,18 @@ def lock(path: str | os.PathLike) -> TextIO | None:
     return file
 
 
+def at_home(path: str, name: str) -> str:
+    """The path with ~ or ~USER at its start replaced by the home folder: behind the = of a flag a shell leaves it.
+
+    name: of the flag or config field, for the UserError where there is no such user.
+    """
+    found = os.path.expanduser(path)
+    if found.startswith('~'):
+        user = path.partition('/')[0]
+        raise UserError(f'{name} is {path!r}, and there is no user {user[1:]!r}; write ./{path} for a folder {user}')
+    return found
+
+
 def check_folder(path: str | os.PathLike, flag: str) -> None:
     """Raises UserError for what can be no folder, new or old: a name that is none, a file in its way, a broken link."""
     path = Path(path)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from attnlab import files
 from attnlab.errors import UserError
 
 
@@ -55,7 +56,11 @@ def _one(name: str, flag: Flag, values: list | None) -> Any:
         raise UserError(f'--{flag.name} is given {len(values)} times; once is expected')
     if values == ['']:
         raise UserError(f'--{flag.name} expects {flag.metavar}, got nothing')
-    return values[0]
+    return files.at_home(values[0], f'--{flag.name}') if flag.metavar in _PATHS else values[0]
+
+
+_PATHS = ('DIR', 'FILE', 'FILE.py', 'FILE[:ARG]')
+"""What the values are called that are paths."""
 
 
 def _parser(name: str, command: Command) -> argparse.ArgumentParser:

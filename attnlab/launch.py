@@ -24,7 +24,7 @@ def launch(argv: Sequence[str], count: int) -> int:
     to all of them, SIGINT comes to them from the terminal.
     """
     address = f'127.0.0.1:{free_port()}'
-    command = [sys.executable, '-m', 'attnlab', *argv, f'--coordinator={address}']
+    command = environment.command(*argv, f'--coordinator={address}')
     start = lambda number: subprocess.Popen([*command, f'--process={number}'], env=environment.launched())
     processes = [start(number) for number in range(count)]
 

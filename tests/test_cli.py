@@ -186,6 +186,42 @@ def test_train_needs_an_experiment_and_a_folder(capsys, calls, argv, message):
     assert not calls
 
 
+HOMES = [
+    (['train', '--config=~/e.py:x', '--workdir=~/new'], (1, Path('HOME/new'))),
+    (['eval', '--workdir', '~/runs/one'], (0, Path('HOME/runs/one'))),
+    (['aer', '--gold=~/g', '--links=~/l'], (0, 'HOME/g')),
+    (['aer', '--gold=~/g', '--links=~/l'], (1, 'HOME/l')),
+]
+
+
+@pytest.mark.parametrize(('argv', 'expected'), HOMES, ids=[argv[0] for argv, _ in HOMES])
+def test_a_path_that_starts_with_a_tilde_is_in_the_home_folder(monkeypatch, folder, calls, argv, expected):
+    monkeypatch.setenv('HOME', str(folder))
+    assert cli.main(argv) == 0
+    at, path = expected
+    assert calls[0][1][at] == type(path)(str(path).replace('HOME', str(folder)))
+
+
+def test_a_home_folder_of_nobody_is_refused(capsys, calls):
+    for argv in (['train', '--config=e.py', '--workdir=~no-one/new'], ['eval', '--workdir=~no-one/new']):
+        assert refused(capsys, *argv) == (
+            "--workdir is '~no-one/new', and there is no user 'no-one'; write ./~no-one/new for a folder ~no-one"
+        )
+    assert not calls
+
+
+def test_an_argument_that_is_not_utf_8_is_refused_as_escapes(capsys, calls):
+    for argv in (['\udcff'], ['eval', '--workdir=\udcff'], ['translate', '--workdir=runs/one', 'caf\udce9']):
+        assert refused(capsys, *argv).endswith(' is not UTF-8')
+    assert not calls
+
+
+def test_control_characters_are_printed_as_escapes(capsys):
+    assert refused(capsys, 'eval', '--workdir=a\x1b[2J\rb\x00') == r'--workdir=a\x1b[2J b\x00 does not exist; ' + (
+        'runs nearby: runs/one'
+    )
+
+
 # eval, translate
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -10,12 +12,23 @@ from pathlib import Path
 import pytest
 
 import attnlab
+from attnlab import environment
 from tests.test_cli import EXPERIMENT, tree
+
+OUT = 'True café \u2603\n'
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, 'PYTHONPATH': str(Path(attnlab.__file__).parents[1])}
 
 
 def python(*argv: str) -> subprocess.CompletedProcess:
-    env = {**os.environ, 'PYTHONPATH': str(Path(attnlab.__file__).parents[1])}
-    return subprocess.run([sys.executable, *argv], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, *argv], env=_environment(), capture_output=True, text=True, timeout=60)
+
+
+def python_in_shell(line: str) -> subprocess.CompletedProcess:
+    line = f'exec {shlex.quote(sys.executable)} {line}'
+    return subprocess.run(line, shell=True, env=_environment(), capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize('argv', [['--help'], ['--version'], ['train', '--help'], ['eval', '--workdir=x'], ['trian']])
@@ -29,6 +42,63 @@ def test_the_command_line_loads_nothing_heavy(argv):
 def test_the_package_loads_nothing_heavy():
     code = 'import sys, attnlab, json; print(json.dumps(sorted(sys.modules)))'
     assert not set(json.loads(python('-c', code).stdout)) & {'jax', 'numpy', 'ml_collections', 'matplotlib'}
+
+
+SHADOWS = ('random', 'token', 'queue', 'argparse', 'json', 'signal', 'jax', 'numpy')
+
+
+@pytest.mark.parametrize('start', [['-m', 'attnlab'], environment.command()[1:]], ids=['python -m', 'workers'])
+def test_files_of_the_current_folder_stand_for_no_module(tmp_path, monkeypatch, start):
+    """Those of the standard library and of others, such as a user's random.py; `attnlab` itself is not there at all."""
+    for name in SHADOWS:
+        (tmp_path / f'{name}.py').write_text(f'raise SystemExit("{name}.py of the current folder is run")')
+    monkeypatch.chdir(tmp_path)
+    done = python(*start, 'aer', '--gold=x', '--links=y')
+    assert (done.returncode, done.stdout) == (2, '')
+    assert done.stderr.startswith('attnlab: x: ') and 'current folder' not in done.stderr
+
+
+def test_every_process_is_started_by_the_same_command():
+    """Also those of `sweep`, `--processes` and jobs, so that none imports from the current folder."""
+    sources = Path(attnlab.__file__).parent.rglob('*.py')
+    starts = {path.name for path in sources if 'sys.executable' in path.read_text('utf-8')}
+    assert starts == {'environment.py'}
+
+
+def test_a_copy_that_is_not_installed_starts_itself(tmp_path):
+    copy = tmp_path / 'attnlab'
+    shutil.copytree(Path(attnlab.__file__).parent, copy, ignore=shutil.ignore_patterns('__pycache__', 'tasks', 'train'))
+    (copy / '__init__.py').write_text('__version__ = "of the copy"')
+    done = subprocess.run([sys.executable, '-P', copy / '__main__.py', '--version'], capture_output=True, text=True)
+    assert done.stdout == 'attnlab of the copy\n'
+
+
+@pytest.mark.parametrize(('redirection', 'code', 'out', 'error'), [
+    ('>&-', 0, '', ''),
+    ('2>&-', 0, OUT, ''),
+    ('<&-', 0, OUT, ''),
+    ('<&- >&- 2>&-', 0, '', ''),
+    ('>/dev/full', 1, '', 'attnlab: No space left on device\n'),
+])  # fmt: skip
+def test_a_closed_or_full_stream_ends_in_no_traceback(tmp_path, redirection, code, out, error):
+    """And no file that is opened gets the number of a closed stream."""
+    program = (
+        'import sys; from attnlab import cli, environment; sys.argv = ["attnlab"]; '
+        'cli._dispatch = lambda argv: print(open(sys.executable).fileno() > 2, "café \u2603"); sys.exit(cli.main())'
+    )
+    (tmp_path / 'program.py').write_text(program, 'utf-8')
+    done = python_in_shell(f'{tmp_path}/program.py {redirection}')
+    assert (done.returncode, done.stdout, done.stderr) == (code, out, error)
+
+
+@pytest.mark.parametrize(('encoding', 'out'), [
+    ('ascii', b'True caf\\xe9 \\u2603\n'), ('latin-1', b'True caf\xe9 \\u2603\n'), ('utf-8', OUT.encode())
+])  # fmt: skip
+def test_what_an_encoding_does_not_have_is_printed_as_escapes(monkeypatch, encoding, out):
+    monkeypatch.setenv('PYTHONIOENCODING', encoding)
+    program = 'from attnlab import environment; environment.standard_streams(); print(True, "café \u2603")'
+    done = subprocess.run([sys.executable, '-c', program], capture_output=True, env=_environment())
+    assert (done.returncode, done.stdout, done.stderr) == (0, out, b'')
 
 
 def test_help_is_instant():

@@ -150,8 +150,9 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def nearest(path: Path) -> str:
-    """`, did you mean ...?` with the most similar name in the folder of a missing file, or nothing."""
+    """`, did you mean ...?` with the most similar file in the folder of a missing one, or nothing."""
     if not path.parent.is_dir():
         return f', nor a folder {path.parent}'
-    names = difflib.get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), n=1, cutoff=0.5)
+    files = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file())
+    names = difflib.get_close_matches(path.name, files, n=1, cutoff=0.5)
     return f', did you mean {path.parent / names[0]}?' if names else ''

@@ -3,12 +3,12 @@
 import logging
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attnlab import environment
 from attnlab.errors import UserError
 from attnlab.sweeps import master
 
@@ -22,7 +22,7 @@ class Job:
         self.argv = list(argv)
 
     def __call__(self) -> int:
-        return subprocess.run([sys.executable, '-m', 'attnlab', *self.argv]).returncode
+        return subprocess.run(environment.command(*self.argv)).returncode
 
     def checkpoint(self) -> Any:
         from submitit.helpers import DelayedSubmission
@@ -61,6 +61,7 @@ def executor(folder: Path, launcher: str, options: dict[str, Any]) -> Any:
 def run(argv: Sequence[str], folder: Path, count: int, launcher: str, options: dict[str, Any]) -> None:
     """Submits `count` jobs of `attnlab ARGV`, which share a sweep, and tells of its points until the last has ended."""
     made = executor(folder / 'jobs', launcher, options)
+    os.environ['PYTHONSAFEPATH'] = '1'  # inherited by submitit's own processes: see `environment.command`
     told = master.told_of(folder)
     jobs = [made.submit(Job(argv)) for _ in range(count)]
     logging.info('jobs %s; their logs are in %s', ' '.join(job.job_id for job in jobs), os.path.join(folder, 'jobs'))

@@ -3,7 +3,6 @@
 import logging
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ def run(argv: Sequence[str], folder: Path, count: int) -> int:
     128 + the number of the signal that asked to stop, else 0.
     """
     start = lambda number: subprocess.Popen(
-        [sys.executable, '-m', 'attnlab', *argv, f'--worker={number}'],
+        environment.command(*argv, f'--worker={number}'),
         env=environment.launched(),
         start_new_session=True,  # a terminal's Ctrl-C comes to them once, from here
     )

@@ -19,7 +19,14 @@ from attnlab.errors import UserError
 
 
 def module(config: Any) -> ModuleType:
-    """The task that a config names."""
+    """The task that a config names.
+
+    Every command comes here before it reads any other field, so this is where `fields.check` raises UserError for an
+    unknown or missing field and for a value of another type.
+    """
+    from attnlab.tasks import fields
+
+    fields.check(config)
     match config.task:
         case 'align':
             from attnlab.tasks import align
@@ -29,12 +36,10 @@ def module(config: Any) -> ModuleType:
             from attnlab.tasks import language
 
             return language
-        case 'vision':
+        case _:
             from attnlab.tasks import vision
 
             return vision
-        case name:
-            raise UserError(f"task is {name!r}; expected 'align', 'language' or 'vision'")
 
 
 def able(config: Any, action: str) -> Callable[..., Any]:

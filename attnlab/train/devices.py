@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,9 @@ from attnlab.train import sharding
 
 AXIS = 'data'
 """The axis of rows that the programs of pmap share."""
+
+MOST = 2048
+"""CPU devices of one process in XLA, which compiles no program for more of them."""
 
 
 class Layout(NamedTuple):
@@ -93,12 +97,14 @@ def mesh_of(text: str, rows: int) -> Mesh:
 
 def sizes_of(mesh: str) -> dict[str, int]:
     """'data=2,tensor=4' as sizes of all axes, 1 where it names none; raises UserError for anything else."""
-    sizes = {name: 1 for name in AXES}
+    sizes, named = {name: 1 for name in AXES}, set()
     for part in mesh.split(','):
         name, _, size = part.strip().partition('=')
-        if name not in AXES or not size.isdecimal() or (int(size) < 1 and name != 'data'):
+        if name not in AXES or not re.fullmatch('[0-9]{1,9}', size) or (int(size) < 1 and name != 'data'):
             raise UserError(f"train.mesh has {part!r}; expected sizes as in 'data=2,tensor=4', of {', '.join(AXES)}")
-        sizes[name] = int(size)
+        if name in named:
+            raise UserError(f'train.mesh is {mesh!r}; expected a size of {name} once')
+        sizes[name], named = int(size), {*named, name}
     return sizes
 
 
@@ -107,7 +113,9 @@ def number_of(mesh: str) -> int:
     sizes = sizes_of(mesh)
     if not sizes['data']:
         raise UserError(f'--mesh is {mesh!r}; expected a number of devices for data too')
-    return math.prod(sizes.values())
+    if (count := math.prod(sizes.values())) > MOST:
+        raise UserError(f'--mesh is {mesh!r}, {count} devices; expected at most {MOST}, as many as XLA compiles for')
+    return count
 
 
 def _filled(sizes: dict[str, int], rows: int, available: int, mesh: str) -> dict[str, int]:

@@ -122,7 +122,7 @@ def _alone(workdir: Path) -> Iterator[None]:
 
 def _started(config: Any) -> Params:
     """The parameters of the run that a config starts from, as this one needs them."""
-    source = Path(config.start)
+    source = Path(files.at_home(config.start, 'start'))
     if not (source / 'config.json').is_file():
         raise UserError(f'start is {config.start!r}; expected the directory of a trained run')
     loaded = load(source)
@@ -135,8 +135,14 @@ def _started(config: Any) -> Params:
 
 
 def config(workdir: Path) -> Any:
-    """The config of the run in a directory."""
-    return configs.read(workdir / 'config.json')
+    """The config of the run in a directory; raises UserError for one that no run of this version has."""
+    path = workdir / 'config.json'
+    found = configs.read(path)
+    try:
+        tasks.module(found).check(found)
+    except UserError as error:
+        raise UserError(f'{path}: {error}') from error
+    return found
 
 
 def load(workdir: Path, layout: devices.Layout | None = None) -> Run:

@@ -37,10 +37,10 @@ def count(config: Any, mesh: str) -> tuple[dict[str, int], list[Sent]]:
     """
     kind = tasks.module(config)
     kind.check_model(config)
+    _, _, optimize = loop.recipe(config, examples=1)  # which also checks the numbers below
     rows = config.train.batch_size // config.train.accumulate
     found = devices.mesh_of(mesh, rows)
     outline = kind.outline(config, None, False)
-    _, _, optimize = loop.recipe(config, examples=1)
     ema, scaled = config.train.get('ema', 0.0), precision.asked(config)
 
     def started(params: Any) -> loop.State:

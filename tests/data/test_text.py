@@ -72,6 +72,12 @@ def test_a_missing_file_names_the_nearest(tmp_path):
         read_lines(tmp_path / 'zzz')
 
 
+def test_a_folder_is_not_offered_for_a_missing_file(tmp_path):
+    (tmp_path / 'opt').mkdir()
+    with pytest.raises(UserError, match=r'/nope: no such file$'):
+        read_lines(tmp_path / 'nope')
+
+
 def test_damaged_archives_and_folders_are_a_users_error(tmp_path):
     whole = gzip.compress(bytes(range(128)) * 99)
     for data in (b'plain', whole[:-9], whole[:20] + b'\xff' * 20 + whole[40:]):

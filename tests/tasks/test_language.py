@@ -310,7 +310,7 @@ BAD = [
     ('model.layer_drop=1', 'model.layer_drop is 1.0; expected 0 <= rate < 1'),
     ('model.rotary_base=1', 'model.rotary_base is 1.0; expected more than 1'),
     ('data.name=text', "data.name is 'text'; expected 'shakespeare', 'file' or 'grammar'"),
-    ('data.name=file', "data.name is 'file', which asks for data.path; this experiment has no such field"),
+    ('data.name=file', "data.name is 'file', which asks for data.path; the config has no such field"),
     ('data.name=grammar', "data.name is 'grammar', which asks for data.train_examples"),
     ('data.vocabulary=words', "data.vocabulary is 'words'; expected one of characters, bytes, subwords"),
     ('data.vocabulary=subwords', 'data.vocabulary_size is 0 for subwords; expected a size'),

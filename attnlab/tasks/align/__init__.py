@@ -41,6 +41,7 @@ def check(config: Any) -> None:
 
 def check_model(config: Any) -> None:
     """Raises UserError for values that no model can be made of."""
+    corpus.check_sizes(config.data)
     transformer.try_init(config.model, models.build(config, 5, 5).init)
 
 

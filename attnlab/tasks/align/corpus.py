@@ -6,21 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnlab.config import check_fields
 from attnlab.data import grammar, parallel, vocabulary
 from attnlab.data.batches import check_ids
 from attnlab.data.pairs import Pairs
 from attnlab.data.vocabulary import EOS, Vocabulary
 from attnlab.errors import UserError
+from attnlab.files import at_home
 
 LANGUAGES = ('en', 'fr')
 SIDES = ('source', 'target')
-
-FIELDS = {
-    'grammar': ('train_examples', 'test_examples'), 'multi30k': ('folder',),
-    'files': ('languages', 'train', 'valid', 'test'),
-}  # fmt: skip
-"""What a config says of each corpus, beside what it says of all."""
 
 
 class Encoded(NamedTuple):
@@ -37,10 +31,8 @@ def splits(data: Any) -> tuple[str, ...]:
             return grammar.SPLITS
         case 'multi30k':
             return ('train', 'valid', 'test', 'test_2017')
-        case 'files':
+        case _:
             return ('train', 'valid', 'test')
-        case name:
-            raise UserError(f"data.name is {name!r}; expected 'grammar', 'multi30k' or 'files'")
 
 
 def languages(data: Any) -> tuple[str, str]:
@@ -57,9 +49,9 @@ def read(data: Any, split: str, seed: int, linked: bool = True) -> Pairs:
             count = data.train_examples if split == 'train' else data.test_examples
             return grammar.pairs(split, count, seed, linked)
         case 'multi30k':
-            return parallel.multi30k('test_2016' if split == 'test' else split, data.folder)
+            return parallel.multi30k('test_2016' if split == 'test' else split, at_home(data.folder, 'data.folder'))
         case _:
-            return parallel.read_pair(data[split], languages(data))
+            return parallel.read_pair(at_home(data[split], f'data.{split}'), languages(data))
 
 
 def vocabularies(data: Any, workdir: Path, train: Pairs | None = None) -> tuple[Vocabulary, Vocabulary]:
@@ -89,8 +81,16 @@ def save(vocabularies: tuple[Vocabulary, Vocabulary], workdir: Path) -> None:
 
 def check(data: Any) -> None:
     """Raises UserError for a description of a corpus that cannot be one."""
-    splits(data)
-    check_fields(data, 'data', (*FIELDS[data.name], 'widths', 'shared'))
+    check_sizes(data)
+    for field in ('train_examples', 'test_examples') if data.name == 'grammar' else ():
+        if data[field] < 1:
+            raise UserError(f'data.{field} is {data[field]}; expected 1 or more')
+    if data.name == 'files' and len(data.languages) != 2:
+        raise UserError(f'data.languages is {tuple(data.languages)}; expected two, source and target')
+
+
+def check_sizes(data: Any) -> None:
+    """Raises UserError for widths and vocabularies that no model can have."""
     widths = tuple(data.widths)
     if not widths or list(widths) != sorted(set(widths)) or widths[0] < 2:
         raise UserError(f'data.widths is {widths}; expected ascending numbers of tokens, 2 or more')
@@ -98,11 +98,6 @@ def check(data: Any) -> None:
         raise UserError(f'data.vocabulary is {data.vocabulary!r}; expected one of {", ".join(vocabulary.KINDS)}')
     if data.vocabulary_size <= len(vocabulary.SPECIAL):
         raise UserError(f'data.vocabulary_size is {data.vocabulary_size}; expected more than {len(vocabulary.SPECIAL)}')
-    for field in ('train_examples', 'test_examples') if data.name == 'grammar' else ():
-        if data[field] < 1:
-            raise UserError(f'data.{field} is {data[field]}; expected 1 or more')
-    if data.name == 'files' and len(data.languages) != 2:
-        raise UserError(f'data.languages is {tuple(data.languages)}; expected two, source and target')
 
 
 def encode(lines: Sequence[str], vocabulary: Vocabulary, limit: int | None = None) -> list[list[int]]:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attnlab.config import check_fields
 from attnlab.errors import UserError
 from attnlab.models.maps import attention_maps
 from attnlab.models.recurrent import RecurrentSeq2Seq
@@ -45,10 +44,8 @@ def build(config: Any, source_size: int, target_size: int) -> Model:
     """The model of a config for vocabularies of the given sizes; UserError for values that make none."""
     match config.model.name:
         case 'recurrent':
-            check_fields(config.model, 'model', ('cell', 'attention', 'embedding', 'hidden', 'original'))
             return _recurrent(config.model, source_size, target_size)
         case 'transformer':
-            check_fields(config.model, 'model', ('shared_embedding', *transformer.FIELDS))
             return _transformer(config.model, config.data.widths, source_size, target_size)
         case name:
             raise UserError(f"model.name is {name!r}; expected 'recurrent' or 'transformer'")

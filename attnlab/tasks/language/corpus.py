@@ -6,26 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.config import check_fields
 from attnlab.data import corpus, rows, tokens
 from attnlab.data.corpus import Text
 from attnlab.data.rows import Rows
 from attnlab.data.tokens import Tokens
 from attnlab.errors import UserError
+from attnlab.files import at_home
 
 SPLITS = ('train', 'valid')
-
-FIELDS = {
-    'shakespeare': ('folder', 'share'), 'file': ('path', 'share'), 'grammar': ('train_examples', 'test_examples')
-}  # fmt: skip
-"""What a config says of each text, beside what it says of all."""
 
 
 def check(data: Any) -> None:
     """Raises UserError for a description of a text that cannot be one."""
-    if data.name not in FIELDS:
-        raise UserError(f"data.name is {data.name!r}; expected 'shakespeare', 'file' or 'grammar'")
-    check_fields(data, 'data', ('documents', *FIELDS[data.name]))
     if data.name == 'file' and not data.path:
         raise UserError('data.path is empty; expected a text file: --config.data.path=FILE')
     if data.name == 'grammar' and data.documents != 'lines':
@@ -55,7 +47,10 @@ def read(data: Any, split: str, seed: int) -> list[Text]:
         raise UserError(f'split is {split!r}; expected one of {", ".join(SPLITS)}')
     if data.name == 'grammar':
         return corpus.sentences(split, data.train_examples if split == 'train' else data.test_examples, seed)
-    whole = corpus.shakespeare(data.folder) if data.name == 'shakespeare' else corpus.read(data.path)
+    if data.name == 'shakespeare':
+        whole = corpus.shakespeare(at_home(data.folder, 'data.folder'))
+    else:
+        whole = corpus.read(at_home(data.path, 'data.path'))
     half = corpus.halves(whole, data.share)[SPLITS.index(split)]
     return corpus.documents(half, data.documents) if data.documents else [half]
 

@@ -8,19 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnlab import files
-from attnlab.config import check_fields
 from attnlab.data import batches, digits, images
 from attnlab.data.augment import Augment
 from attnlab.data.images import SPLITS, Images
 from attnlab.errors import UserError
-
-FIELDS = {
-    'cifar10': ('folder', 'held_out'),
-    'cifar100': ('folder', 'held_out'),
-    'digits': ('train_examples', 'test_examples'),
-    'files': ('train', 'test', 'held_out', 'shape', 'classes'),
-}
-"""What a config says of each set, beside how its images are changed."""
+from attnlab.files import at_home
 
 GROUP = 128
 """Rows of a training batch that are changed together."""
@@ -54,10 +46,7 @@ def check(data: Any) -> None:
 
 def check_set(data: Any) -> None:
     """Raises UserError for a set that is none."""
-    if data.name not in FIELDS:
-        raise UserError(f'data.name is {data.name!r}; expected one of {", ".join(FIELDS)}')
-    check_fields(data, 'data', FIELDS[data.name])
-    for name in {'held_out', 'train_examples', 'test_examples'} & set(FIELDS[data.name]):
+    for name in ('train_examples', 'test_examples') if data.name == 'digits' else ('held_out',):
         if data[name] < 1:
             raise UserError(f'data.{name} is {data[name]}; expected 1 or more')
     if data.name == 'files':
@@ -93,9 +82,9 @@ def read(data: Any, split: str, seed: int) -> Images:
         case 'digits':
             return images.drawn('test', data.test_examples, seed)
         case 'files':
-            return images.arrays(data.test, data.classes, data.shape)
+            return images.arrays(at_home(data.test, 'data.test'), data.classes, data.shape)
         case name:
-            return images.cifar(name, 'test', data.folder)
+            return images.cifar(name, 'test', at_home(data.folder, 'data.folder'))
 
 
 def read_training(data: Any, seed: int) -> tuple[Images, Images]:
@@ -104,9 +93,9 @@ def read_training(data: Any, seed: int) -> tuple[Images, Images]:
         case 'digits':
             return images.drawn('train', data.train_examples, seed), images.drawn('valid', data.test_examples, seed)
         case 'files':
-            whole = images.arrays(data.train, data.classes, data.shape)
+            whole = images.arrays(at_home(data.train, 'data.train'), data.classes, data.shape)
         case name:
-            whole = images.cifar(name, 'train', data.folder)
+            whole = images.cifar(name, 'train', at_home(data.folder, 'data.folder'))
     return images.parted(whole, data.held_out)
 
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attnlab.config import check_fields
 from attnlab.errors import UserError
 from attnlab.models.maps import attention_maps
 from attnlab.models.resnet import ResNet
@@ -38,10 +37,8 @@ def check(model: Any) -> None:
     """Raises UserError for fields of no model."""
     match model.name:
         case 'vit':
-            check_fields(model, 'model', tuple(vit.FIELDS))
             vit.check(model)
         case 'resnet':
-            check_fields(model, 'model', ('image', 'width', 'blocks'))
             vit.check_size(model, 'image')
             for name in ('width', 'blocks'):
                 if model[name] < 1:
