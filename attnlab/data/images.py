@@ -14,6 +14,7 @@ import numpy as np
 
 from attnlab.data import digits, download
 from attnlab.data.kept import kept
+from attnlab.data.text import check_file
 from attnlab.errors import UserError
 
 SIDE = 32
@@ -99,6 +100,7 @@ def cifar(name: str, split: str, folder: str | Path = '') -> Images:
 
 def arrays(path: str | Path, classes: int, shape: Sequence[int]) -> Images:
     """An .npz file with `images` uint8 [n, H, W, C] and `labels` int [n], each from 0 to classes - 1."""
+    check_file(path)
     try:
         opened = np.load(path, allow_pickle=False)
         if not isinstance(opened, np.lib.npyio.NpzFile):

@@ -8,6 +8,7 @@ expect; a word whose spacing is not the expected one carries a mark in front: `â
 import difflib
 import gzip
 import logging
+import os
 import re
 import unicodedata
 import zlib
@@ -147,6 +148,16 @@ def _read_bytes(path: Path) -> bytes:
         raise UserError(f'{path}: no such file{nearest(path)}') from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f'{path}: cannot be read: {error}') from None
+
+
+def check_file(path: str | Path) -> None:
+    """Raises UserError for a pipe or a device in place of a data file.
+
+    A run reads its data more than once: for each split, and again to resume or to evaluate.  A pipe would be empty or
+    block for ever then.  A missing file is left to the reader.
+    """
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # False for any impossible name
+        raise UserError(f'{path} is a pipe or a device, which can be read only once; expected a file')
 
 
 def nearest(path: Path) -> str:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from attnlab.data.parallel import SPLITS
+from attnlab.data import corpus, images
+from attnlab.data.parallel import SPLITS, read_pair
 from attnlab.data.text import JOIN, SPACE, bare, detokenise, normalise, read_lines, tokenise
 from attnlab.errors import UserError
 
@@ -70,6 +71,14 @@ def test_a_missing_file_names_the_nearest(tmp_path):
         read_lines(tmp_path / 'nowhere' / 'x.en')
     with pytest.raises(UserError, match='zzz: no such file$'):
         read_lines(tmp_path / 'zzz')
+
+
+@pytest.mark.parametrize('read', [corpus.read, read_pair, lambda path: read_pair(path.with_suffix('')),
+                                  lambda path: images.arrays(path, 2, (1, 1, 1))])  # fmt: skip
+def test_a_pipe_is_no_data_of_a_run_which_reads_again(tmp_path, read):
+    os.mkfifo(tmp_path / 'x.en')
+    with pytest.raises(UserError, match=r'x.en is a pipe or a device, which can be read only once; expected a file'):
+        read(tmp_path / 'x.en')
 
 
 def test_damaged_archives_and_folders_are_a_users_error(tmp_path):
