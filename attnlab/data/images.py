@@ -193,6 +193,8 @@ class _Unpickler(pickle.Unpickler):
     KNOWN = {
         ('numpy.core.multiarray', '_reconstruct'), ('numpy._core.multiarray', '_reconstruct'), ('numpy', 'ndarray'),
         ('numpy', 'dtype'), ('_codecs', 'encode'),
+        ('numpy.core.multiarray', 'scalar'), ('numpy._core.multiarray', 'scalar'),  # labels that are NumPy's numbers
+        ('numpy.core.numeric', '_frombuffer'), ('numpy._core.numeric', '_frombuffer'),  # arrays in protocol 5
     }  # fmt: skip
 
     def find_class(self, module: str, name: str) -> Any:
@@ -213,7 +215,8 @@ def _unpickle(data: bytes, file: str) -> dict[str, Any]:
 
 def _names(layout: Layout, data: bytes, classes: int) -> tuple[str, ...]:
     if layout.before:
-        names = tuple(data.decode('utf-8', 'replace').split())
+        lines = data.decode('utf-8', 'replace').splitlines()  # a name a line: it may hold blanks
+        names = tuple(line.strip() for line in lines if line.strip())
     else:
         key = str(layout.label).removesuffix('s') + '_names'  # labels: label_names, fine_labels: fine_label_names
         each = _unpickle(data, layout.names).get(key)
