@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnlab.data import corpus, images
 from attnlab.data.parallel import SPLITS, read_pair
-from attnlab.data.text import JOIN, SPACE, bare, detokenise, normalise, read_lines, tokenise
+from attnlab.data.text import JOIN, SPACE, bare, detokenise, is_blank, normalise, read_lines, tokenise
 from attnlab.errors import UserError
 
 # What the rules look at, more often than chance would draw it.
@@ -141,6 +141,20 @@ def test_normal_forms(text, french, english):
 def test_only_known_languages(language):
     with pytest.raises(UserError, match=f"language '{language}': expected 'en' or 'fr'"):
         normalise('x', language)
+
+
+@pytest.mark.parametrize('text', [
+    '', ' ', '\n\t', '\u200b', '\ufeff', '\xad', '\0\x1b\x7f', '\u2028\x85\u3000', '\u200d\ufe0f', '\u3164',
+    '\U000e0041', '\ufdd0', ' \u200b\u2060 ',
+])  # fmt: skip
+def test_a_text_of_which_nothing_can_be_seen_is_blank(text):
+    assert is_blank(text) and not is_blank(text + '.') and not is_blank('a' + text)
+
+
+@given(TEXTS)
+def test_a_text_that_is_not_blank_has_words(text):
+    for language in ('en', 'fr'):
+        assert is_blank(text) or tokenise(normalise(text, language))
 
 
 @given(TEXTS)

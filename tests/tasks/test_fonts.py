@@ -42,8 +42,8 @@ def test_characters_without_a_font_are_named_in_one_line(anew, monkeypatch, capl
     monkeypatch.setattr(fonts, '_families', lambda: frozenset())
     for _ in range(2):
         heatmap.png(heatmap.figure([[1.0]], ['日本'], ['ไท\u200b é']))
-    assert caplog.messages == ['no installed font has ท ไ 日 本, drawn as boxes; install one that does, such as those of '
-                               'Noto']  # fmt: skip
+    (line,) = caplog.messages
+    assert line.startswith('no installed font has ท ไ 日 本, drawn as boxes') and 'Noto' in line
 
 
 def test_all_texts_of_a_picture_have_the_fonts_of_its_scripts(anew, monkeypatch):
