@@ -147,11 +147,13 @@ def _eval(given: argparse.Namespace) -> None:
 
 
 def _translate(given: argparse.Namespace) -> None:
+    from attnlab.data.text import is_blank
+
     workdir = _run_directory(given.workdir)
     layer = number('layer', given.layer, int)
     sentences = given.words or _piped_sentences()
     for at, sentence in enumerate(sentences, 1):
-        if not sentence.strip():
+        if is_blank(sentence):
             raise UserError(f'sentence {at} is empty')
 
     environment.prepare()
@@ -182,10 +184,12 @@ _GENERATED = {'tokens': int, 'samples': int, 'seed': int, 'temperature': float, 
 
 
 def _attend(given: argparse.Namespace) -> None:
+    from attnlab.data.text import is_blank
+
     workdir = _run_directory(given.workdir)
     layer, head = (number(name, getattr(given, name), int) for name in ('layer', 'head'))
     texts = given.words
-    if not texts or not all(text.strip() for text in texts):
+    if not texts or any(map(is_blank, texts)):
         raise UserError('attend expects a text in quotes, an image, or several')
 
     environment.prepare()

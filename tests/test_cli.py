@@ -278,6 +278,7 @@ def test_sentences_from_a_pipe(monkeypatch, calls):
 @pytest.mark.parametrize(('data', 'message'), [
     (b'', 'got an empty standard input'),
     (b'A cat.\n\nA dog.\n', 'sentence 2 is empty'),
+    ('A cat.\n\u200b\n'.encode(), 'sentence 2 is empty'),
     (b'A cat.\nA \x80 dog.\n', 'the standard input is not UTF-8 at line 2'),
 ])  # fmt: skip
 def test_a_pipe_without_sentences(monkeypatch, capsys, calls, data, message):
@@ -289,7 +290,8 @@ def test_a_pipe_without_sentences(monkeypatch, capsys, calls, data, message):
 def test_translate_refuses(monkeypatch, capsys, calls):
     pipe(monkeypatch, b'A cat.\n', terminal=True)
     assert 'expects a sentence' in refused(capsys, 'translate', '--workdir=runs/one')
-    assert refused(capsys, 'translate', '--workdir=runs/one', 'A cat.', ' ') == 'sentence 2 is empty'
+    for blank in (' ', '\u200b', '\ufeff', '\xad', '\x01\x7f'):
+        assert refused(capsys, 'translate', '--workdir=runs/one', 'A cat.', blank) == 'sentence 2 is empty'
     assert 'did you mean --joined?' in refused(capsys, 'translate', '--workdir=runs/one', 'A cat.', '--join')
     assert 'given 2 times' in refused(capsys, 'translate', '--workdir=runs/one', 'x', '--joined', '--joined')
     assert '--joined' in refused(capsys, 'translate', '--workdir=runs/one', 'x', '--joined=yes')
@@ -341,6 +343,7 @@ def test_attend(calls):
 @pytest.mark.parametrize(('argv', 'message'), [
     ([], 'attend expects a text in quotes, an image, or several'),
     (['A cat.', ' '], 'attend expects a text in quotes, an image, or several'),
+    (['\u200b'], 'attend expects a text in quotes, an image, or several'),
     (['A cat.', '--layer=last'], "--layer expects a whole number, got 'last'"),
     (['A cat.', '--head=1.5'], "--head expects a whole number, got '1.5'"),
     (['A cat.', '--heads=1'], "attend does not understand '--heads=1'; did you mean --head?"),

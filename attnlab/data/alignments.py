@@ -42,7 +42,7 @@ class Scores(NamedTuple):
 
 def read_gold(path: str | Path) -> dict[int, Links]:
     """Gold links by sentence number, from 1 in both formats; a file and line that fit neither raise UserError."""
-    return _read(path)[1]
+    return _read(path)
 
 
 def read_links(path: str | Path, swap: bool = False) -> dict[int, frozenset[Link]]:
@@ -50,7 +50,7 @@ def read_links(path: str | Path, swap: bool = False) -> dict[int, frozenset[Link
 
     `swap` exchanges the sides, for links that were written (target, source).
     """
-    return {number: _swapped(links.possible) if swap else links.possible for number, links in _read(path)[1].items()}
+    return {number: _swapped(links.possible) if swap else links.possible for number, links in _read(path).items()}
 
 
 def write_links(path: str | Path, links: Iterable[Set[Link]]) -> None:
@@ -78,23 +78,24 @@ def alignment_error_rate(links: Sequence[Set[Link]], gold: Sequence[Links]) -> S
 
 
 def aer(gold_path: str | Path, links_path: str | Path, swap: bool = False) -> Scores:
-    """Scores the links of a file against the gold of another, each in either format.
+    """Scores the links of a file against the gold of another, each in either format; each file is read once.
 
-    Every gold sentence counts, one without links in the other file as unaligned.  Pharaoh files of unequal length, and
-    sentence numbers beyond the lines of a Pharaoh file, raise UserError with both counts; gold in NAACL's format may
-    number a subset of the sentences.
+    Both files must end at the same sentence: the number of lines in Pharaoh's format, the largest sentence number in
+    NAACL's.  Nothing else shows that two files belong to the same corpus.  Before the end, an aligner may leave out
+    sentences without links, which count as unaligned; a sentence that is absent from NAACL gold is not scored.
+
+    Raises UserError for files that end at different sentences, with both numbers; for gold without links; and for files
+    with neither links nor sure gold links, where all rates would be 0 / 0.
     """
-    gold_format, gold = _read(gold_path)
-    links_format, _ = _read(links_path)
-    links = read_links(links_path, swap)
+    gold, links = _read(gold_path), read_links(links_path, swap)
     last_gold, last_link = max(gold, default=0), max(links, default=0)
-    too_few = links_format == 'pharaoh' and last_link < last_gold
-    too_many = gold_format == 'pharaoh' and last_link > last_gold
-    if too_few or too_many:
-        raise UserError(f'{links_path} goes to sentence {last_link}, {gold_path} to sentence {last_gold}: '
-                        'expected the same sentences')
-    if gold and links and not gold.keys() & links.keys():
-        raise UserError(f'{links_path} ({len(links)} sentences) and {gold_path} ({len(gold)}) share no sentence number')
+    if last_gold != last_link:
+        raise UserError(f'{links_path} ends at sentence {last_link}, {gold_path} at sentence {last_gold}; expected the '
+                        'same sentences (in Pharaoh format an empty line is a sentence without links)')
+    if not any(one.possible for one in gold.values()):
+        raise UserError(f'{gold_path} has no links, so there is nothing to score; expected gold links')
+    if not any(one.sure for one in gold.values()) and not any(links.values()):
+        raise UserError(f'{links_path} has no links and {gold_path} no sure ones, so there is nothing to score')
     return alignment_error_rate([links.get(number, frozenset()) for number in gold], list(gold.values()))
 
 
@@ -106,13 +107,13 @@ def _swapped(links: Set[Link]) -> frozenset[Link]:
     return frozenset((j, i) for i, j in links)
 
 
-def _read(path: str | Path) -> tuple[str, dict[int, Links]]:
-    """Format and links; the first line with anything on it shows the format."""
+def _read(path: str | Path) -> dict[int, Links]:
+    """Links by sentence number; the first line with anything on it shows the format."""
     lines = read_lines(path)
     first = next((line for line in lines if line.strip()), '')
     if _NAACL.fullmatch(first.strip()):
-        return 'naacl', _read_naacl(path, lines)
-    return 'pharaoh', {number: _pharaoh_line(path, number, line) for number, line in enumerate(lines, 1)}
+        return _read_naacl(path, lines)
+    return {number: _pharaoh_line(path, number, line) for number, line in enumerate(lines, 1)}
 
 
 def _read_naacl(path: str | Path, lines: Sequence[str]) -> dict[int, Links]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attnlab.data import download, grammar
-from attnlab.data.text import read_lines
+from attnlab.data.text import check_file, read_lines
 from attnlab.errors import UserError
 
 URL = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'
@@ -27,8 +27,9 @@ class Text(NamedTuple):
 def read(path: str | Path) -> Text:
     """The text of a UTF-8 file, plain or .gz: no byte-order mark, every line ended by one LF, the last one too.
 
-    A missing file, a damaged one, an empty one and a byte that is not UTF-8 raise UserError.
+    A missing file, a damaged one, an empty one, a pipe and a byte that is not UTF-8 raise UserError.
     """
+    check_file(path)
     lines = read_lines(path, limit=sys.maxsize)
     if not any(lines):
         raise UserError(f'{path}: no text')

@@ -14,6 +14,7 @@ import numpy as np
 
 from attnlab.data import digits, download
 from attnlab.data.kept import kept
+from attnlab.data.text import check_file
 from attnlab.errors import UserError
 
 SIDE = 32
@@ -99,6 +100,7 @@ def cifar(name: str, split: str, folder: str | Path = '') -> Images:
 
 def arrays(path: str | Path, classes: int, shape: Sequence[int]) -> Images:
     """An .npz file with `images` uint8 [n, H, W, C] and `labels` int [n], each from 0 to classes - 1."""
+    check_file(path)
     try:
         opened = np.load(path, allow_pickle=False)
         if not isinstance(opened, np.lib.npyio.NpzFile):
@@ -191,6 +193,8 @@ class _Unpickler(pickle.Unpickler):
     KNOWN = {
         ('numpy.core.multiarray', '_reconstruct'), ('numpy._core.multiarray', '_reconstruct'), ('numpy', 'ndarray'),
         ('numpy', 'dtype'), ('_codecs', 'encode'),
+        ('numpy.core.multiarray', 'scalar'), ('numpy._core.multiarray', 'scalar'),  # labels that are NumPy's numbers
+        ('numpy.core.numeric', '_frombuffer'), ('numpy._core.numeric', '_frombuffer'),  # arrays in protocol 5
     }  # fmt: skip
 
     def find_class(self, module: str, name: str) -> Any:
@@ -211,7 +215,8 @@ def _unpickle(data: bytes, file: str) -> dict[str, Any]:
 
 def _names(layout: Layout, data: bytes, classes: int) -> tuple[str, ...]:
     if layout.before:
-        names = tuple(data.decode('utf-8', 'replace').split())
+        lines = data.decode('utf-8', 'replace').splitlines()  # a name a line: it may hold blanks
+        names = tuple(line.strip() for line in lines if line.strip())
     else:
         key = str(layout.label).removesuffix('s') + '_names'  # labels: label_names, fine_labels: fine_label_names
         each = _unpickle(data, layout.names).get(key)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnlab.data import download
 from attnlab.data.pairs import Pairs
-from attnlab.data.text import nearest, read_lines
+from attnlab.data.text import check_file, nearest, read_lines
 from attnlab.errors import UserError
 
 URL = 'https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/'
@@ -33,6 +33,7 @@ def read_pair(path: str | Path, languages: tuple[str, str] = ('en', 'fr')) -> Pa
     files, sides of unequal length and lines of other than two columns raise UserError.
     """
     path = Path(path)
+    check_file(path)
     if path.is_file():
         source, target = _columns(path)
     else:
@@ -74,6 +75,7 @@ def _columns(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _side(path: Path, language: str) -> Path:
     plain, zipped = Path(f'{path}.{language}'), Path(f'{path}.{language}.gz')
+    check_file(plain)
     if not plain.is_file() and not zipped.is_file():
         raise UserError(f'{plain}: no such file, nor with .gz{nearest(plain)}')
     return plain if plain.is_file() else zipped

@@ -8,6 +8,7 @@ expect; a word whose spacing is not the expected one carries a mark in front: `�
 import difflib
 import gzip
 import logging
+import os
 import re
 import unicodedata
 import zlib
@@ -21,6 +22,10 @@ JOIN, SPACE = '⁀', '␣'
 _INVISIBLE = re.compile(
     '[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufdd0-\ufdef\ufeff]'
 )
+_FILLERS = frozenset('\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0') | frozenset(
+    chr(c) for first, last in ((0x180B, 0x180F), (0xFDD0, 0xFDEF), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
+    for c in range(first, last + 1)
+)  # fmt: skip  # joiners, blank letters, variation selectors and non-characters: of other categories than Cc and Cf
 _LOOKALIKES = str.maketrans({
     **dict.fromkeys('’‘ʼ′‛´＇', "'"),
     **dict.fromkeys('“”„‟″＂', '"'),
@@ -92,6 +97,14 @@ def normalise(text: str, language: str) -> str:
     return text.strip()
 
 
+def is_blank(text: str) -> bool:
+    """Whether nothing of a text can be seen: it is empty, or all white space, controls and invisible characters.
+
+    `normalise` leaves nothing of most such texts; a model would make up something from no input at all.
+    """
+    return all(c.isspace() or unicodedata.category(c) in ('Cc', 'Cf') or c in _FILLERS for c in text)
+
+
 def tokenise(text: str) -> list[str]:
     """The words of a normalised text, in either language.
 
@@ -147,6 +160,16 @@ def _read_bytes(path: Path) -> bytes:
         raise UserError(f'{path}: no such file{nearest(path)}') from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f'{path}: cannot be read: {error}') from None
+
+
+def check_file(path: str | Path) -> None:
+    """Raises UserError for a pipe or a device in place of a data file.
+
+    A run reads its data more than once: for each split, and again to resume or to evaluate.  A pipe would be empty or
+    block for ever then.  A missing file is left to the reader.
+    """
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # False for any impossible name
+        raise UserError(f'{path} is a pipe or a device, which can be read only once; expected a file')
 
 
 def nearest(path: Path) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def curves(runs: Mapping[str, Sequence[Mapping]]) -> Figure:
                 faint = {'alpha': 0.45, 'linewidth': 1} if split == 'train' else {'marker': 'o', 'markersize': 2.5}
                 axes.plot(*points.T, color=colour, label=label, **faint)
         axes.set_ylim(bottom=0)
-        if panel == 'loss' and lines:
+        if panel == 'loss':
             legend(axes)
     return figure
 
@@ -96,7 +97,24 @@ def calm(axes: Axes, title: str) -> None:
         spine.set(visible=side == 'bottom', color=QUIET, linewidth=0.6)
 
 
-def legend(axes: Axes, **place) -> None:
+def legend(axes: Axes, panels: Sequence[Axes] = (), **place) -> None:
+    """A legend in `axes` of all labels in `panels` (default: in `axes`), each once; none where there are no labels.
+
+    Labels may begin with an underscore, unlike in matplotlib's own choice of what to name.
+    """
+    named = labelled(*(panels or [axes]))
+    if not named:
+        return
     small = {'family': FONT, 'size': 7.5}
-    made = axes.legend(frameon=False, labelcolor=INK, prop=small, title_fontproperties=small, **place)
+    made = axes.legend(list(named.values()), list(named), frameon=False, labelcolor=INK, prop=small,
+                       title_fontproperties=small, **place)
     made.get_title().set_color(QUIET)
+
+
+def labelled(*panels: Axes) -> dict[str, Any]:
+    """Lines and bars of the panels by their label, without those that have none."""
+    artists = [artist for panel in panels for artist in (*panel.lines, *panel.containers)]
+    return {label: artist for artist in artists if not _AUTOMATIC.fullmatch(label := str(artist.get_label()))}
+
+
+_AUTOMATIC = re.compile(r'(_child\d+|_container\d+|_nolegend_)?')  # matplotlib's labels of what has none

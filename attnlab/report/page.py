@@ -82,7 +82,7 @@ summary { cursor: pointer; color: var(--quiet); font-size: .875rem; }
 figure { margin: 0; } figure + figure { margin-top: 1rem; }
 figcaption { color: var(--quiet); font-size: .85rem; margin-bottom: .35rem; }
 img { display: block; max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
-section > figure { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: .6rem; }
+section > figure { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .6rem; }
 @media (max-width: 36rem) { body { padding: 1.5rem .9rem 3rem; } .card { padding: .9rem; }
   .card dl { grid-template-columns: 1fr; gap: 0; } .card dd { margin-bottom: .4rem; } }
 @media print { :root { color-scheme: light; --page: #fff; --card: #fff; --ink: #000; --quiet: #555; --line: #ccc;

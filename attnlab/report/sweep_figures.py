@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnlab.report.figures import COLOURS, calm, legend, points_of
-from attnlab.report.values import MANY, Scale, cropped, plain, scale, shown
+from attnlab.report.figures import COLOURS, calm, labelled, legend, points_of
+from attnlab.report.values import MANY, Scale, cropped, scale, short, shown
 from attnlab.tasks.heatmap import FONT, GRID, INK, QUIET
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def curves(
                      if len(points := points_of(records.get(number, ()), split, key))]
              for split, key in (('train', 'loss'), ('valid', metric))}  # fmt: skip
     for panel, split, key in zip(axes, lines, ('loss', metric), strict=True):
-        calm(panel, {'train': 'training ', 'valid': 'validation '}[split] + plain(key))
+        calm(panel, {'train': 'training ', 'valid': 'validation '}[split] + short(key))
         panel.set_xlabel('step', fontsize=8, color=QUIET, fontfamily=FONT)
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         for index, points in lines[split]:
@@ -67,7 +67,7 @@ def curves(
             every = np.concatenate([points[:, 1] for _, points in lines[split]])
             if every.min() < start < every.max():
                 panel.set_ylim(*_padded(every.min(), start))
-    _named(axes[-1], axes)
+    legend(axes[-1], axes)
     return figure
 
 
@@ -84,13 +84,13 @@ def against(
     chosen = None if best is None else groups[best]
     groups = [group for group in groups if _drawn(group, keys)]
     low, high = _view([group['mean'] for group in groups if group['mean'] is not None], direction)
-    bottom, top = _padded(low, high)
+    bottom, top = _padded(*_with_error(groups, low, high))
     if any(group['mean'] is None or not low <= group['mean'] <= high for group in groups):  # room for their crosses
         room = 0.08 * (top - bottom)
         bottom, top = (bottom - room, top) if direction == 'max' else (bottom, top + room)
     edge = 0.03 if direction == 'max' else 0.97
     for panel, (key, name) in zip(axes, keys.items(), strict=True):
-        calm(panel, plain(name))
+        calm(panel, short(name))
         along = scale([group['values'][key] for group in groups])
         _fit(panel, along)
         rows: dict[str, list[Mapping]] = {}
@@ -108,7 +108,7 @@ def against(
             off += [along.place(group['values'][key]) + shift
                     for group in row if group['mean'] is None or not low <= group['mean'] <= high]  # fmt: skip
             line = '-' if few and along.kind != 'category' else ''
-            _with_errors(panel, seen, line, COLOURS[index % NAMED] if few else FAINT, plain(label) if few else '')
+            _with_errors(panel, seen, line, COLOURS[index % NAMED] if few else FAINT, short(label) if few else '')
         if not few and len(along.places) <= MANY:
             _best_at_each(panel, groups, key, along, direction)
         if off:
@@ -118,8 +118,8 @@ def against(
             panel.plot(*circle, 'o', markersize=9, zorder=1, markerfacecolor='none', markeredgecolor=BEST)
         panel.set_ylim(bottom, top)
         others = ', '.join(name for other, name in keys.items() if other != key)
-        _below(panel, plain(others) if few else '')
-    axes[0].set_ylabel(plain(metric), fontsize=8, color=QUIET, fontfamily=FONT)
+        _below(panel, short(others) if few else '')
+    axes[0].set_ylabel(short(metric), fontsize=8, color=QUIET, fontfamily=FONT)
     return figure
 
 
@@ -138,6 +138,14 @@ def _view(means: Sequence[float], direction: str) -> tuple[float, float]:
     fence = (third if direction == 'min' else first) + sign * 3 * (third - first)
     seen = [mean for mean in means if sign * mean <= sign * fence]
     return min(seen), max(seen)
+
+
+def _with_error(groups: Sequence[Mapping], low: float, high: float) -> tuple[float, float]:
+    """The range from low to high, widened by the error bars of the means inside it."""
+    seen = [group for group in groups if group['mean'] is not None and low <= group['mean'] <= high]
+    errors = [group['error'] or 0.0 for group in seen]
+    ends = [group['mean'] + sign * error for group, error in zip(seen, errors, strict=True) for sign in (-1, 1)]
+    return min(ends), max(ends)
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:
@@ -191,7 +199,7 @@ def parallel(
     figure = Figure(figsize=(max(3.6, 1.55 * len(scales) + 0.6), 3.1), facecolor='white', layout='constrained')
     axes = figure.subplots()
     for at, (each, name) in enumerate(zip(scales, [*keys.values(), metric], strict=True)):
-        _upright(axes, at, each, plain(name), last=at == len(keys))
+        _upright(axes, at, each, short(name), last=at == len(keys))
     shades = LinearSegmentedColormap.from_list('shades', SHADES)
     for index in drawn:
         values = [groups[index]['values'][key] for key in keys]
@@ -208,7 +216,7 @@ def parallel(
         axes.plot(heights, **style)
     axes.set(xlim=(-0.15, len(keys) + 0.15), ylim=(-0.06, 1.06))
     axes.axis('off')
-    _named(axes, [axes], loc='upper right', bbox_to_anchor=(1, 0), ncols=2)
+    legend(axes, loc='upper right', bbox_to_anchor=(1, 0), ncols=2)
     return figure
 
 
@@ -242,7 +250,7 @@ def sensitivity(lines: Sequence[Mapping]) -> Figure:
         colour, style = COLOURS[index % NAMED], ('-', '--', ':')[index // NAMED % 3]
         number = 'not known yet' if line['sensitivity'] is None else f'{line["sensitivity"]:.3f}'
         points = list(zip(line['rates'], line['losses'], line['errors'], strict=True))
-        _with_errors(axes, points, style, colour, ': '.join(filter(None, [plain(line['label']), number])))
+        _with_errors(axes, points, style, colour, ': '.join(filter(None, [short(line['label']), number])))
         capped = [at for at, each in enumerate(line['capped']) if each]
         axes.plot([line['rates'][at] for at in capped], [line['losses'][at] for at in capped], 'o', color=colour,
                   markersize=5, markerfacecolor='white', zorder=3)  # fmt: skip
@@ -267,10 +275,10 @@ def _panels(count: int, across: int) -> tuple[Figure, list[Axes]]:
 
 def _below(panel: Axes, title: str) -> None:
     """The legend of a panel under it, where it hides nothing."""
-    longest = max(map(len, panel.get_legend_handles_labels()[1]), default=0)
+    longest = max(map(len, labelled(panel)), default=0)
     columns = max(1, min(4, 48 // (longest + 7)))
     low = -0.32 if any(label.get_rotation() for label in panel.get_xticklabels()) else -0.09
-    _named(panel, [panel], title=title, alignment='left', loc='upper left', bbox_to_anchor=(-0.02, low),
+    legend(panel, title=title, alignment='left', loc='upper left', bbox_to_anchor=(-0.02, low),
            ncols=columns, columnspacing=1.2)  # fmt: skip
 
 
@@ -294,12 +302,5 @@ def _fit(axes: Axes, along: Scale) -> None:
 def _colour(groups: Sequence[Mapping], index: int, best: int | None) -> tuple[str, str]:
     """Colour and name of a group's curves."""
     if len(groups) <= NAMED:
-        return COLOURS[index], plain(groups[index]['label'])
+        return COLOURS[index], short(groups[index]['label'])
     return (BEST, 'best') if index == best else (FAINT, 'others')
-
-
-def _named(panel: Axes, axes: Sequence[Axes], **place: Any) -> None:
-    """A legend in `panel` of what is named in any of `axes`, each name once; none where there is none."""
-    found = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
-    if found:
-        legend(panel, handles=list(found.values()), labels=list(found), **place)

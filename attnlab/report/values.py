@@ -42,7 +42,7 @@ def scale(values: Sequence[Any], few: int = MANY) -> Scale:
         return Scale(
             'category',
             {repr(value): float(at) for at, value in enumerate(distinct)},
-            [(float(at), plain(shown(value))) for at, value in enumerate(distinct)],
+            [(float(at), short(shown(value))) for at, value in enumerate(distinct)],
         )
     distinct.sort()
     wide = _spread_by_factors(distinct)
@@ -85,9 +85,9 @@ def described(values: Mapping[str, Any]) -> str:
     return ', '.join(f'{key}={shown(value)}' for key, value in values.items())
 
 
-def plain(text: str) -> str:
-    """What matplotlib draws as it is, and short enough to be drawn."""
-    return cropped(text, LABEL).replace('$', r'\$')
+def short(text: str) -> str:
+    """The text, short enough to be drawn; `heatmap.png` keeps matplotlib from reading mathematics between dollars."""
+    return cropped(text, LABEL)
 
 
 def cropped(text: str, length: int) -> str:

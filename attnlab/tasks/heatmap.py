@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnlab.tasks.fonts import FONT, set_plain_text
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from attnlab.data.alignments import Links
 
-FONT = 'DejaVu Sans'  # comes with matplotlib: the same picture everywhere, accents and ligatures included
 INK, QUIET, GRID, GOLD = '#1f2430', '#6b7280', '#e3e6ea', '#d9480f'
 LONGEST_LABEL = 40
 SHADES = ((0.05, '·'), (0.25, '░'), (0.5, '▒'), (0.75, '▓'), (np.inf, '█'))  # (below, character)
@@ -189,12 +190,15 @@ def _crop(label: str, width: int) -> str:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG of at most 256 colours (a third of the bytes), cut to what is drawn."""
+    """The figure as a PNG of at most 256 colours (a third of the bytes), cut to what is drawn.
+
+    Texts are drawn as they are, in installed fonts; see `fonts.set_plain_text`.
+    """
     from PIL import Image
 
+    set_plain_text(figure)
     drawn, file = io.BytesIO(), io.BytesIO()
-    with warnings.catch_warnings():
-        # A half-trained model may write in any script; one that the font lacks is drawn as boxes.
+    with warnings.catch_warnings():  # of characters without a font, which the line above has named
         warnings.filterwarnings('ignore', r'Glyph .* missing from font')
         figure.savefig(drawn, format='png', dpi=200, bbox_inches='tight', pad_inches=0.12)
     with Image.open(drawn) as picture:

@@ -1,5 +1,7 @@
 import itertools
+import os
 import random
+import threading
 
 import pytest
 
@@ -115,11 +117,19 @@ def test_against_counting_link_by_link():
 
 def test_formats_may_be_mixed_and_gold_may_be_a_subset(tmp_path):
     naacl = write(tmp_path / 'gold.naacl', '2 1 2 S\n2 2 1 P\n4 1 1 S\n')
-    pharaoh = write(tmp_path / 'links', '9-9\n0-1 1-0\n5-5\n\n7-7\n')
-    assert aer(naacl, pharaoh) == pytest.approx((1 - 3 / 4, 1, 1 / 2))
+    pharaoh = write(tmp_path / 'links', '9-9\n0-1 1-0\n5-5\n0-0\n')
+    assert aer(naacl, pharaoh) == (0, 1, 1)
     assert aer(naacl, naacl) == (0, 1, 1)
     assert aer(pharaoh, pharaoh) == (0, 1, 1)
-    assert aer(pharaoh, naacl) == pytest.approx((1 - 4 / 8, 2 / 3, 2 / 5))
+    assert aer(pharaoh, naacl) == pytest.approx((1 - 6 / 8, 1, 3 / 5))  # sentences 1 and 3 are left out
+
+
+def test_each_file_is_read_once_so_that_a_pipe_may_stand_for_it(tmp_path):
+    text, paths = b'1 1 1 S\n2 1 2 S\n', [tmp_path / 'gold', tmp_path / 'links']
+    for path in paths:
+        os.mkfifo(path)
+        threading.Thread(target=path.write_bytes, args=[text], daemon=True).start()
+    assert aer(*paths) == (0, 1, 1)
 
 
 def test_swapped_sides(tmp_path):
@@ -130,17 +140,40 @@ def test_swapped_sides(tmp_path):
 
 
 @pytest.mark.parametrize(('gold', 'found', 'message'), [
-    ('0-0\n0-0\n0-0\n', '0-0\n0-0\n', 'goes to sentence 2, .*gold to sentence 3'),
-    ('0-0\n', '0-0\n0-0\n', 'goes to sentence 2, .*gold to sentence 1'),
-    ('0-0\n', '0-0\n\n', 'goes to sentence 2, .*gold to sentence 1'),
-    ('0-0\n', '7 1 1 S\n', 'goes to sentence 7, .*gold to sentence 1'),
-    ('7 1 1 S\n', '0-0\n', 'goes to sentence 1, .*gold to sentence 7'),
-    ('7 1 1 S\n', '', 'goes to sentence 0, .*gold to sentence 7'),
-    ('7 1 1 S\n', '8 1 1 S\n', r'links \(1 sentences\) and .*gold \(1\) share no sentence number'),
+    ('0-0\n0-0\n0-0\n', '0-0\n0-0\n', 'ends at sentence 2, .*gold at sentence 3; expected the same'),
+    ('0-0\n', '0-0\n0-0\n', 'ends at sentence 2, .*gold at sentence 1'),
+    ('0-0\n', '0-0\n\n', 'ends at sentence 2, .*gold at sentence 1'),
+    ('0-0\n', '7 1 1 S\n', 'ends at sentence 7, .*gold at sentence 1'),
+    ('0-0\n0-0\n', '1 1 1 S\n', 'ends at sentence 1, .*gold at sentence 2'),
+    ('7 1 1 S\n', '0-0\n', 'ends at sentence 1, .*gold at sentence 7'),
+    ('1 1 1 S\n', '0-0\n0-0\n', 'ends at sentence 2, .*gold at sentence 1'),
+    ('7 1 1 S\n', '', 'ends at sentence 0, .*gold at sentence 7'),
+    ('7 1 1 S\n', '8 1 1 S\n', 'ends at sentence 8, .*gold at sentence 7'),
+    ('8 1 1 S\n', '7 1 1 S\n', 'ends at sentence 7, .*gold at sentence 8'),
 ])  # fmt: skip
-def test_other_sentences_than_gold_s_are_named(tmp_path, gold, found, message):
+def test_files_that_end_at_different_sentences_are_not_scored(tmp_path, gold, found, message):
     with pytest.raises(UserError, match=message):
         aer(write(tmp_path / 'gold', gold), write(tmp_path / 'links', found))
+
+
+@pytest.mark.parametrize(('gold', 'found', 'message'), [
+    ('', '', 'gold has no links, so there is nothing to score'),
+    ('\n\n', '0-0\n0-0\n', 'gold has no links'),
+    ('0p0\n', '\n', 'links has no links and .*gold no sure ones'),
+])  # fmt: skip
+def test_files_without_links_are_not_scored(tmp_path, gold, found, message):
+    with pytest.raises(UserError, match=message):
+        aer(write(tmp_path / 'gold', gold), write(tmp_path / 'links', found))
+
+
+def test_links_of_other_sentences_than_hansards_are_refused(shared, tmp_path):
+    gold, trial = (shared('hansards') / f'{split}.en-fr.naacl' for split in ('test', 'trial'))
+    write_links(tmp_path / 'links', [{(0, 0)}] * 500)
+    for links_, message in ((tmp_path / 'links', '500, .*447'), (trial, '37, .*447')):
+        with pytest.raises(UserError, match=message):
+            aer(gold, links_)
+        with pytest.raises(UserError, match='ends at sentence 447'):
+            aer(links_, gold)
 
 
 def test_hansards(shared, tmp_path):

@@ -84,6 +84,26 @@ def test_every_published_layout_is_read_alike(name, kind, tmp_path):
         np.testing.assert_array_equal(back, planes())
 
 
+@pytest.mark.parametrize('protocol', range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_pickle_protocol_and_numpy_s_own_numbers_are_read(protocol, tmp_path):
+    labels, names = [3, 1, 4, 1], [f'class {i}' for i in range(TEN)]
+    for kind in (list(np.array(labels, np.int64)), np.array(labels, np.uint8), labels, tuple(labels)):
+        for data in (planes(), np.asfortranarray(planes())):
+            found = {'test_batch': {'data': data, 'labels': kind, 'filenames': list(np.array(['a.png'] * 4))},
+                     'batches.meta': {'label_names': list(np.array(names))}}  # fmt: skip
+            write(tmp_path, {file: pickle.dumps(value, protocol) for file, value in found.items()})
+            test = images.cifar('cifar10', 'test', tmp_path)
+            np.testing.assert_array_equal(test.pixels.transpose(0, 3, 1, 2).reshape(4, -1), planes())
+            assert test.labels.tolist() == labels and test.names == tuple(names)
+
+
+def test_a_class_name_of_the_binary_layout_may_hold_a_blank(tmp_path):
+    _, found = published('cifar10', 1)
+    names = ['sea lion', *(f'class{i}' for i in range(1, TEN))]
+    write(tmp_path, found | {'batches.meta.txt': '\r\n'.join([*names, '', '']).encode()})
+    assert images.cifar('cifar10', 'test', tmp_path).names == tuple(names)
+
+
 def test_what_is_held_out_is_the_end_and_no_one_is_lost(tmp_path):
     _, found = published('cifar10', 0)
     write(tmp_path, found)

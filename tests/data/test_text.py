@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from attnlab.data.parallel import SPLITS
-from attnlab.data.text import JOIN, SPACE, bare, detokenise, normalise, read_lines, tokenise
+from attnlab.data import corpus, images
+from attnlab.data.parallel import SPLITS, read_pair
+from attnlab.data.text import JOIN, SPACE, bare, detokenise, is_blank, normalise, read_lines, tokenise
 from attnlab.errors import UserError
 
 # What the rules look at, more often than chance would draw it.
@@ -78,6 +79,14 @@ def test_a_folder_is_not_offered_for_a_missing_file(tmp_path):
         read_lines(tmp_path / 'nope')
 
 
+@pytest.mark.parametrize('read', [corpus.read, read_pair, lambda path: read_pair(path.with_suffix('')),
+                                  lambda path: images.arrays(path, 2, (1, 1, 1))])  # fmt: skip
+def test_a_pipe_is_no_data_of_a_run_which_reads_again(tmp_path, read):
+    os.mkfifo(tmp_path / 'x.en')
+    with pytest.raises(UserError, match=r'x.en is a pipe or a device, which can be read only once; expected a file'):
+        read(tmp_path / 'x.en')
+
+
 def test_damaged_archives_and_folders_are_a_users_error(tmp_path):
     whole = gzip.compress(bytes(range(128)) * 99)
     for data in (b'plain', whole[:-9], whole[:20] + b'\xff' * 20 + whole[40:]):
@@ -138,6 +147,20 @@ def test_normal_forms(text, french, english):
 def test_only_known_languages(language):
     with pytest.raises(UserError, match=f"language '{language}': expected 'en' or 'fr'"):
         normalise('x', language)
+
+
+@pytest.mark.parametrize('text', [
+    '', ' ', '\n\t', '\u200b', '\ufeff', '\xad', '\0\x1b\x7f', '\u2028\x85\u3000', '\u200d\ufe0f', '\u3164',
+    '\U000e0041', '\ufdd0', ' \u200b\u2060 ',
+])  # fmt: skip
+def test_a_text_of_which_nothing_can_be_seen_is_blank(text):
+    assert is_blank(text) and not is_blank(text + '.') and not is_blank('a' + text)
+
+
+@given(TEXTS)
+def test_a_text_that_is_not_blank_has_words(text):
+    for language in ('en', 'fr'):
+        assert is_blank(text) or tokenise(normalise(text, language))
 
 
 @given(TEXTS)

@@ -3,6 +3,8 @@
 import io
 
 import numpy as np
+import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 from attnlab.report import figures
@@ -36,6 +38,18 @@ def test_runs_beside_each_other_are_named():
     assert list(lines(loss)) == ['a, training', 'a, validation', 'b, validation']
     colours = {line.get_label(): line.get_color() for line in loss.get_lines()}
     assert colours['a, training'] == colours['a, validation'] != colours['b, validation']
+
+
+@pytest.mark.parametrize('names', [['_a', '$a$'], [r'$\frac$', '$'], ['__', r'\$x$']])
+def test_any_name_of_a_run_is_shown_as_it_is(names):
+    for picture, expected in (
+        (figures.curves({name: TRAIN for name in names}), [f'{name}, training' for name in names]),
+        (figures.by_length({name: BINS for name in names}), names),
+    ):
+        heatmap.png(picture)  # mathematics that does not parse would raise
+        texts = picture.axes[0].get_legend().get_texts()
+        assert [text.get_text() for text in texts] == expected
+        assert not any(text.get_parse_math() for text in picture.findobj(Text))
 
 
 def test_no_records_give_an_empty_panel():

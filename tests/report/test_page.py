@@ -102,6 +102,27 @@ def test_a_page_is_whole_and_asks_nothing_of_the_network(tmp_path):
     assert 'url(' not in markup
 
 
+@pytest.mark.parametrize('scheme', ['light', 'dark', 'print'])
+def test_every_text_stands_out_from_every_background(scheme):
+    light, dark, printed = (dict(re.findall(r'(--\w+): (#\w+);', root))
+                            for root in re.findall(r':root \{(.*?)\}', page.STYLE, re.DOTALL))  # fmt: skip
+    colours = light | {'light': {}, 'dark': dark, 'print': printed}[scheme]
+
+    def luminance(colour):
+        digits = colour[1:] if len(colour) == 7 else ''.join(2 * digit for digit in colour[1:])
+        parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    for ink in ('--ink', '--quiet', '--accent'):
+        for paper in ('--page', '--card'):
+            dark, bright = sorted(luminance(colours[name]) for name in (ink, paper))
+            assert (bright + 0.05) / (dark + 0.05) >= 4.5, (ink, paper)
+    rules = re.findall(r'([^{}]+)\{([^{}]*)\}', page.STYLE)
+    fixed = {selector.strip() for selector, body in rules if re.search(r'(?<!-)(background|color): #', body)}
+    assert fixed == {'img'}  # pictures have no text of the page
+
+
 def test_a_run_becomes_a_page(tmp_path):
     path = page.run_page(run(tmp_path / 'my-run'))
     assert path == tmp_path / 'my-run' / 'report.html'

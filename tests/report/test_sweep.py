@@ -85,6 +85,37 @@ def test_the_metric_stands_against_each_key_with_its_error():
     assert circled[0].get_xdata()[0] == 1e-3
 
 
+@pytest.mark.parametrize('direction', ['min', 'max'])
+def test_error_bars_are_drawn_to_their_ends(direction):
+    groups = swept([3.0, 3.5, 2.0, 2.5, 2.2, 2.4], errors=0.4)
+    picture = figures.against(groups, KEYS, 'loss', direction, 2)
+    lines = [{'label': 'a', 'rates': RATES, 'losses': [1.0, 2.0, 3.0], 'errors': [1.5] * 3, 'capped': [False] * 3,
+              'sensitivity': None}]  # fmt: skip
+    for axes, ends in ((picture.axes[0], (1.6, 3.9)), (picture.axes[1], (1.6, 3.9)),
+                       (figures.sensitivity(lines).axes[0], (-0.5, 4.5))):  # fmt: skip
+        low, high = axes.get_ylim()
+        assert low < ends[0] and ends[1] < high
+
+
+def test_any_value_is_named_and_drawn_as_it_is():
+    order = {'model.order': 'order'}
+    labels = ['_a', '$a$', '$a', '_child', '\\$', r'$\bad$']
+    groups = [group({'optimizer.learning_rate': rate, 'model.order': label}, 1.0 + at, 0.1, at)
+              for at, label in enumerate(labels) for rate in RATES]  # fmt: skip
+    picture = figures.against(groups, KEYS, 'a_$b$', 'min', None)
+    heatmap.png(picture)  # mathematics that does not parse would raise
+    rate, category = picture.axes
+    assert [text.get_text() for text in rate.get_legend().get_texts()] == labels
+    assert ticks(category) == labels
+    found = figures.parallel(groups, KEYS | order, '$m$', 'min', None)
+    heatmap.png(found)
+    assert {*labels, '$m$'} <= {text.get_text() for text in found.axes[0].texts}
+    records = {at: [{'step': 1, 'split': 'train', 'loss': 4.0}] for at in range(len(groups))}
+    few = [{**groups[3 * at], 'label': label} for at, label in enumerate(labels)]
+    (loss, score) = figures.curves(few, {each['numbers'][0]: records[0] for each in few}, 'bleu', None).axes
+    assert [text.get_text() for text in score.get_legend().get_texts()] == labels
+
+
 def test_one_seed_has_no_error():
     axes = figures.against(swept([3.0] * 6, errors=None), KEYS, 'loss', 'min', None).axes
     assert not axes[0].collections
@@ -103,7 +134,7 @@ def test_among_many_groups_the_best_at_each_value_is_strong():
     ('max', [90.0, 91.0, 92.0, 93.0, 94.0, 1.0], (90.0, 94.0), 0.03),
 ])  # fmt: skip
 def test_what_is_far_worse_than_the_others_does_not_press_them_flat(direction, means, shown, edge):
-    rate, _ = figures.against(swept(means), KEYS, 'loss', direction, 0).axes
+    rate, _ = figures.against(swept(means, errors=0.01), KEYS, 'loss', direction, 0).axes
     low, high = rate.get_ylim()
     spread = shown[1] - shown[0]
     assert shown[0] - 0.2 * spread < low < shown[0] and shown[1] < high < shown[1] + 0.2 * spread

@@ -21,7 +21,7 @@ RATES = (1e-4, 1e-3, 1e-2)
     ((1, True), 'category', ['1', 'true']),
     ((None, 2), 'category', ['None', '2']),
     (((16, 16), (8, 8)), 'category', ['16,16', '8,8']),
-    (('$x$', 'y' * 50), 'category', [r'\$x\$', 'y' * 39 + '…']),
+    (('$x$', 'y' * 50), 'category', ['$x$', 'y' * 39 + '…']),
 ])  # fmt: skip
 def test_an_axis_is_as_its_values_ask_for(values, kind, labels):
     found = scale(values)

@@ -1,6 +1,8 @@
 """Runs on images: what a config says, what is read, trained, scored, drawn, and gone on from."""
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import jax
@@ -234,6 +236,41 @@ def test_a_picture_of_any_kind_is_as_it_looks(tmp_path):
     Image.new('F', (6, 6)).save(tmp_path / 'a.tiff')
     with pytest.raises(UserError, match='a.tiff: pixels have 32 bits; expected 8 or 16 in each channel'):
         pictures.opened(str(tmp_path / 'a.tiff'), (6, 6, 1))
+
+
+def test_truncated_large_and_other_files_are_told_apart(tmp_path):
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8))
+    path = tmp_path / 'a'
+    for kind in ('PNG', 'JPEG', 'GIF', 'WEBP', 'TIFF'):
+        noise.save(path, kind)
+        whole = path.read_bytes()
+        for kept in (12, 30, 100, len(whole) // 2):
+            path.write_bytes(whole[:kept])
+            with pytest.raises(UserError, match=r'a: cannot be read \(truncated or damaged\); expected a number'):
+                pictures.opened(str(path), (8, 8, 3))
+    for data, message in ((b'', 'empty'), (b'Not an image.', 'not an image')):
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=rf'a: cannot be read \({message}\)'):
+            pictures.opened(str(path), (8, 8, 3))
+
+
+@pytest.mark.parametrize('factor', [1.5, 3])  # Pillow warns of the first and refuses the second
+def test_a_large_picture_is_read_and_one_too_large_is_named(tmp_path, monkeypatch, factor):
+    Image.new('RGB', (40, 30), 'red').save(tmp_path / 'a.png')
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', int(1200 / factor))
+    if factor < 2:
+        assert np.all(pictures.opened(str(tmp_path / 'a.png'), (8, 8, 3)) == (255, 0, 0))
+    else:
+        with pytest.raises(UserError, match=r'too large: Image size \(1200 pixels\) exceeds limit of 800 pixels\)'):
+            pictures.opened(str(tmp_path / 'a.png'), (8, 8, 3))
+
+
+def test_a_picture_may_come_from_a_pipe(tmp_path):
+    Image.new('RGB', (8, 8), 'red').save(tmp_path / 'a.png')
+    os.mkfifo(tmp_path / 'pipe')
+    data = (tmp_path / 'a.png').read_bytes()
+    threading.Thread(target=(tmp_path / 'pipe').write_bytes, args=[data], daemon=True).start()
+    assert np.all(pictures.opened(str(tmp_path / 'pipe'), (8, 8, 3)) == (255, 0, 0))
 
 
 @pytest.mark.parametrize(('words', 'message'), [

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from attnlab import cli
+from attnlab.data import tokens
+from attnlab.data.corpus import Text
+from attnlab.errors import UserError
 from attnlab.tasks import language
 from attnlab.tasks.language import writer
 from attnlab.train import run
-from tests.tasks.conftest import T, files, text_of
+from tests.tasks.conftest import LINES, T, files, text_of
 
 # Writing
 
@@ -61,6 +64,13 @@ def test_documents_end_with_their_own_end(documents):
     assert max(lengths[:4]) > T + 9 and all(length < T // 2 or length > T for length in lengths[:4])
     assert any(T // 2 < length < T - 2 for length in lengths[4:]) and max(lengths) < 60
     assert say('Jim', samples=2)[1].startswith('Jim')
+
+
+@pytest.mark.parametrize('documents', [True, False])
+def test_a_prompt_of_which_nothing_is_left_is_empty(documents):
+    vocabulary = tokens.build('subwords', [Text(line, 'lines') for line in LINES], 300, documents=True)
+    with pytest.raises(UserError, match='the prompt is empty'):
+        writer.start(vocabulary, '\u200b', documents)
 
 
 REFUSED = [

@@ -70,11 +70,10 @@ def write(
 def start(vocabulary: Tokens, prompt: str, documents: bool) -> np.ndarray:
     """The ids that a prompt begins with."""
     ids = vocabulary.encode(prompt, 'prompt')
-    if documents and vocabulary.marks:
-        return np.concatenate([[vocabulary.marks[0]], ids])
-    if not len(ids):
+    marks = vocabulary.marks if documents else None
+    if not len(ids) and (prompt or marks is None):  # sub-words leave nothing of a prompt of invisible characters
         raise UserError('the prompt is empty; expected some text to go on from')
-    return ids
+    return ids if marks is None else np.concatenate([[marks[0]], ids])
 
 
 def continuation(

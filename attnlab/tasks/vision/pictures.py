@@ -1,13 +1,15 @@
 """What one looks at: where a model looks, what it has learned, and where it is wrong."""
 
+import io
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from attnlab.data.images import Images
 from attnlab.errors import UserError
@@ -17,6 +19,9 @@ from attnlab.tasks.vision import corpus, drawings, models
 
 SHOWN = 8
 """So many images of a split have their attention drawn."""
+
+SIGNATURES = (b'\x89PNG', b'\xff\xd8\xff', b'GIF8', b'RIFF', b'II*\0', b'MM\0*')
+"""First bytes of PNG, JPEG, GIF, WebP and TIFF files."""
 
 LONGEST = 18
 """Digits of an image's number at most; what has more is the name of a file."""
@@ -164,13 +169,7 @@ def opened(path: str, shape: tuple[int, int, int]) -> np.ndarray:
     H, W, C = shape
     if C not in (1, 3):
         raise UserError(f'{path}: images of this run have {C} channels, and files of pictures 1 or 3')
-    try:
-        with Image.open(path) as file:
-            image = ImageOps.exif_transpose(file)
-    except Exception as error:  # damaged bytes raise many kinds
-        reason = getattr(error, 'strerror', None) or 'not an image'
-        expected = 'expected a number of the test split or a picture'
-        raise UserError(f'{path}: cannot be read ({reason}); {expected}') from None
+    image = _decoded(path)
     if image.mode in ('I', 'F'):
         raise UserError(f'{path}: pixels have 32 bits; expected 8 or 16 in each channel')
     image = _opaque(image).convert('L' if C == 1 else 'RGB')
@@ -178,6 +177,27 @@ def opened(path: str, shape: tuple[int, int, int]) -> np.ndarray:
     wide, high = part / H, part / W
     box = ((image.width - wide) / 2, (image.height - high) / 2, (image.width + wide) / 2, (image.height + high) / 2)
     return np.asarray(image.resize((W, H), Image.Resampling.BICUBIC, box=box), np.uint8).reshape(H, W, C)
+
+
+def _decoded(path: str) -> Image.Image:
+    """The image of a file, upright; UserError for a file that is missing, truncated, too large or not an image."""
+    expected = 'expected a number of the test split or a picture'
+    try:
+        data = Path(path).read_bytes()  # whole, as Pillow would have to seek in a pipe
+    except (OSError, ValueError) as error:
+        reason = getattr(error, 'strerror', None) or error
+        raise UserError(f'{path}: cannot be read ({reason}); {expected}') from None
+    try:
+        with warnings.catch_warnings(action='ignore'), Image.open(io.BytesIO(data)) as file:
+            return ImageOps.exif_transpose(file)
+    except (Image.DecompressionBombError, MemoryError) as error:
+        reason = f'too large: {str(error).split(",")[0]}'
+    except Exception as error:  # damaged bytes raise many kinds
+        # Pillow does not identify an image whose header is cut short.
+        begun = data.startswith(SIGNATURES) or data[4:8] == b'ftyp'
+        unknown = isinstance(error, UnidentifiedImageError) and not begun
+        reason = 'empty' if not data else 'not an image' if unknown else 'truncated or damaged'
+    raise UserError(f'{path}: cannot be read ({reason}); {expected}')
 
 
 def _opaque(image: Image.Image) -> Image.Image:
