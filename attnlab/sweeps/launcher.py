@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.errors import UserError
+from attnlab.errors import Stopped, UserError
 from attnlab.sweeps import master
 
 _POLL = 2.0
@@ -62,11 +62,15 @@ def run(argv: Sequence[str], folder: Path, count: int, launcher: str, options: d
     """Submits `count` jobs of `attnlab ARGV`, which share a sweep, and tells of its points until the last has ended."""
     made = executor(folder / 'jobs', launcher, options)
     told = master.told_of(folder)
-    jobs = [made.submit(Job(argv)) for _ in range(count)]
-    logging.info('jobs %s; their logs are in %s', ' '.join(job.job_id for job in jobs), os.path.join(folder, 'jobs'))
-    while not all(job.done() for job in jobs):
-        master.tell(folder, told)
-        time.sleep(_POLL)
+    try:
+        jobs = [made.submit(Job(argv)) for _ in range(count)]
+        logging.info('jobs %s; their logs are in %s', ' '.join(job.job_id for job in jobs), os.path.join(folder, 'jobs'))
+        while not all(job.done() for job in jobs):
+            master.tell(folder, told)
+            time.sleep(_POLL)
+    except Stopped:
+        logging.warning('jobs that were submitted go on; only this command, which waits for them, is stopped')
+        raise
     master.tell(folder, told)
     for job in jobs:
         if code := 'none' if job.exception() else job.result():

@@ -20,6 +20,7 @@ from attnlab.sweeps import outcome, points, storage
 from attnlab.sweeps.board import Board
 from attnlab.sweeps.outcome import BEAT, Outcome
 from attnlab.sweeps.points import Plan, Point
+from attnlab.sweeps.signals import Signals, handled
 from attnlab.train import metrics, run
 from attnlab.train.loop import Watch
 
@@ -36,7 +37,7 @@ def work(board: Board, name: str, url: str) -> None:
     pruner = storage.pruner_of(plan.search['pruner'] if plan.search else 'none')
     store = storage.connect(url, name, plan.direction, board.folder / 'locks', pruner)
     outcomes, reached = partial(boards.ended, board), partial(boards.reached, board)
-    with _signals() as signals, ExitStack() as stack:
+    with handled() as signals, ExitStack() as stack:
         stack.callback(storage.close, store)
         while not all(outcomes(number) for number in board.numbers):
             signals.check()
@@ -46,20 +47,26 @@ def work(board: Board, name: str, url: str) -> None:
                 continue
             with claim.lock:
                 _claimed(board, store, claim, signals)
+        signals.check()
 
 
 def one(board: Board, number: int) -> Outcome:
-    """Runs a point with no database; how it ended, also where that was before."""
+    """Runs a point with no database; how it ended, also where that was before.
+
+    Raises Stopped where a signal came, also where it came too late to stop the point.
+    """
     if (held := storage.lock(board.folder / 'locks' / str(number))) is None:
         raise RunError(f'point {number} is run by another process')
-    with held, _signals() as signals:
-        return boards.ended(board, number) or _run(board, board.plan.points[number], signals)
+    with held, handled() as signals:
+        end = boards.ended(board, number) or _run(board, board.plan.points[number], signals)
+        signals.check()
+        return end
 
 
 # A point
 
 
-def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: '_Signals') -> None:
+def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: Signals) -> None:
     """Runs a claimed point and tells the database what came of it."""
     watch: Watch = lambda step, scores: None
     end = None
@@ -110,7 +117,7 @@ def _report(board: Board, store: storage.Store, trial: Any, point: Point, step: 
 def _run(
     board: Board,
     point: Point,
-    signals: '_Signals',
+    signals: Signals,
     watch: Watch = lambda step, scores: None,
     beat: Callable[[], bool] = lambda: True,
 ) -> Outcome:
@@ -132,7 +139,7 @@ def _run(
 
 
 def _trained(
-    plan: Plan, point: Point, workdir: Path, signals: '_Signals', watch: Watch, spent: Callable[[], float]
+    plan: Plan, point: Point, workdir: Path, signals: Signals, watch: Watch, spent: Callable[[], float]
 ) -> Outcome:
     try:
         config = points.configured(plan.config, plan.overrides, point.overrides)
@@ -162,44 +169,6 @@ def _best(workdir: Path, plan: Plan) -> tuple[float, int]:
 
 
 # The process
-
-
-class _Signals:
-    """SIGTERM and SIGINT: noted between points, raised in the midst of what may be left undone."""
-
-    def __init__(self) -> None:
-        self.came: int | None = None
-        self.raises = False
-
-    def note(self, number: int, frame: object) -> None:
-        self.came = number
-        if self.raises:
-            raise Stopped(number, 0)
-
-    def check(self) -> None:
-        if self.came is not None:
-            raise Stopped(self.came, 0)
-
-    @contextmanager
-    def raised(self) -> Iterator[None]:
-        """While the loop runs it has handlers of its own, which save."""
-        self.raises = True
-        try:
-            self.check()
-            yield
-        finally:
-            self.raises = False
-
-
-@contextmanager
-def _signals() -> Iterator[_Signals]:
-    signals = _Signals()
-    before = {number: signal.signal(number, signals.note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
