@@ -64,7 +64,8 @@ def run(argv: Sequence[str], folder: Path, count: int, launcher: str, options: d
     told = master.told_of(folder)
     try:
         jobs = [made.submit(Job(argv)) for _ in range(count)]
-        logging.info('jobs %s; their logs are in %s', ' '.join(job.job_id for job in jobs), os.path.join(folder, 'jobs'))
+        ids = ' '.join(job.job_id for job in jobs)
+        logging.info('jobs %s; their logs are in %s', ids, os.path.join(folder, 'jobs'))
         while not all(job.done() for job in jobs):
             master.tell(folder, told)
             time.sleep(_POLL)

@@ -31,14 +31,16 @@ POLL = 1.0
 def work(board: Board, name: str, url: str) -> None:
     """Runs points until none is left that could be run, here or elsewhere.
 
-    name: of the study in the database.  Raises Stopped where a signal asks to stop; what ran then has saved.
+    name: of the study in the database.  Raises Stopped where a signal asks to stop; what ran then has saved.  Raises
+    RunError where the database fails.
     """
     plan = board.plan
     pruner = storage.pruner_of(plan.search['pruner'] if plan.search else 'none')
-    store = storage.connect(url, name, plan.direction, board.folder / 'locks', pruner)
     outcomes, reached = partial(boards.ended, board), partial(boards.reached, board)
     with handled() as signals, ExitStack() as stack:
+        store = storage.connect(url, name, plan.direction, board.folder / 'locks', pruner, signals.check)
         stack.callback(storage.close, store)
+        stack.enter_context(storage.lost(store))
         while not all(outcomes(number) for number in board.numbers):
             signals.check()
             claim = storage.take(store, board.numbers, outcomes, reached)
@@ -72,7 +74,7 @@ def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: 
     end = None
     if board.plan.search:
         trial = storage.trial_of(store, claim, board.plan.search['sampler'], board.plan.base.seed)
-        point, end = _drawn(board, claim.point, trial)
+        point, end = _drawn(board, store, claim.point, trial)
         watch = partial(_report, board, store, trial, point)
     else:
         point = board.plan.points[claim.point]
@@ -90,13 +92,16 @@ def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: 
     storage.tell(store, claim.trial, end)
 
 
-def _drawn(board: Board, number: int, trial: Any) -> tuple[Point, Outcome | None]:
+def _drawn(board: Board, store: storage.Store, number: int, trial: Any) -> tuple[Point, Outcome | None]:
     """The point that a search makes of a trial, and its outcome where it makes none that could be trained."""
     plan, end = board.plan, None
     try:
         search = configs.functions(plan.config, 'search_')[plan.sweep[0]]
-        overrides = search(trial)
+        with storage.lost(store):
+            overrides = search(trial)
         overrides = points.typed(points.configured(plan.config, plan.overrides, overrides), overrides)
+    except storage.Lost:
+        raise
     except Exception as error:  # whatever the experiment's author raises
         overrides, end = {}, _failed(plan, error, 0.0)
     if before := boards.begun(board, number):
@@ -110,7 +115,9 @@ def _report(board: Board, store: storage.Store, trial: Any, point: Point, step: 
     """Tells a trial of an evaluation, by its number from 1, and ends the run where the pruner says so."""
     records = metrics.read(outcome.run_folder(board.folder, point.name))
     number = sum(record['split'] == 'valid' for record in records)
-    if storage.report(store, trial, number, scores[board.plan.metric]):
+    with storage.lost(store):
+        ends = storage.report(store, trial, number, scores[board.plan.metric])
+    if ends:
         raise Pruned(f'pruned at step {step}')
 
 
@@ -131,7 +138,7 @@ def _run(
         with _log(outcome.point_folder(folder, point.name) / 'log.txt'), _beating(says, beat):
             end = _trained(plan, point, workdir, signals, watch, spent)
             outcome.write_outcome(folder, point.name, end)
-    except Stopped:
+    except (Stopped, storage.Lost):
         says(False)
         raise
     gc.collect()  # the arrays that the point leaves
@@ -148,6 +155,8 @@ def _trained(
         return Outcome(
             'done', plan.metric, plan.direction, done[f'best_{plan.metric}'], int(done['best_step']), spent()
         )
+    except storage.Lost:
+        raise
     except Pruned as wish:
         print(wish)
         return Outcome('pruned', plan.metric, plan.direction, *_best(workdir, plan), spent())
@@ -206,7 +215,7 @@ def _beating(says: Callable[[bool], None], beat: Callable[[], bool]) -> Iterator
             try:
                 says(True)
                 mine = beat()
-            except Exception as error:  # a database that is away for a moment, a disk that is full for one
+            except (Exception, Stopped) as error:  # a database that is away for a moment, a disk that is full for one
                 print(f'no sign of life: {error}', file=sys.stderr)
                 continue
             if not mine:
