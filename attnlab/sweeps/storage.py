@@ -51,6 +51,7 @@ class Lost(RunError):
 class Store(NamedTuple):
     """A sweep's database and locks.
 
+    shown: the database's URL without a password.
     lost: number of a trial that runs without a sign of who runs it -> when that was first seen.
     """
 
@@ -58,6 +59,7 @@ class Store(NamedTuple):
     storage: RDBStorage
     locks: Path
     lost: dict[int, float]
+    shown: str
 
 
 Outcomes = Callable[[int], Outcome | None]
@@ -102,7 +104,7 @@ def connect(
             time.sleep(random.uniform(0.1, 0.5))
         else:
             locks.mkdir(parents=True, exist_ok=True)
-            return Store(study, storage, locks, {})
+            return Store(study, storage, locks, {}, shown)
     raise AssertionError
 
 
@@ -112,7 +114,7 @@ def lost(store: Store) -> Iterator[None]:
     try:
         yield
     except (OptunaError, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as error:
-        raise Lost(f'--storage={_url(store.storage.url)[0]} fails: {_why(error)}') from error
+        raise Lost(f'--storage={store.shown} fails: {_why(error)}') from error
 
 
 def close(store: Store) -> None:
@@ -145,8 +147,11 @@ def _check_file(shown: str, name: str | None) -> None:
         raise UserError(f'--storage={shown}: {file} is no file')
     if not os.access(file if file.exists() else file.parent, os.R_OK | os.W_OK):
         raise UserError(f'--storage={shown}: {file} cannot be written')
-    if file.exists() and (start := file.open('rb').read(len(_SQLITE))) and start != _SQLITE:
-        raise UserError(f'--storage={shown}: {file} is no SQLite database')
+    if file.exists():
+        with file.open('rb') as opened:
+            start = opened.read(len(_SQLITE))
+        if start not in (b'', _SQLITE):
+            raise UserError(f'--storage={shown}: {file} is no SQLite database')
 
 
 def _no_driver(shown: str, url: sqlalchemy.URL) -> UserError:
@@ -167,7 +172,7 @@ def _url(text: str) -> tuple[str, sqlalchemy.URL]:
         url.get_backend_name()
     except (sqlalchemy.exc.ArgumentError, ValueError):  # ValueError: of a port that is no number
         raise UserError(f'--storage expects a URL as in postgresql://user@host/database, got {text!r}') from None
-    shown = url.render_as_string(hide_password=True)
+    shown = url.render_as_string(hide_password=True) if file == text else text
     return shown, url.set(drivername='postgresql+psycopg') if url.drivername == 'postgresql' else url
 
 
