@@ -132,9 +132,10 @@ def _worker(
     try:
         plan = points.plan(given.config, given.overrides, names, search)
         begin.check(folder, plan)
-        url = given.storage or f'sqlite:///{folder.resolve()}/sweep.db'
-        storage.check(url)
+        if given.storage:
+            storage.check(given.storage)
         spec = begin.begin(folder, plan)
+        url = given.storage or f'sqlite:///{folder.resolve()}/sweep.db'
         worker.work(board.Board(folder, plan, {}), spec['id'], url)
     except UserError:
         if which:

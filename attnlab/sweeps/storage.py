@@ -29,6 +29,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from attnlab import files
 from attnlab.errors import RunError, UserError
+from attnlab.sweeps import space
 from attnlab.sweeps.outcome import BEAT, GRACE, Outcome
 
 KILLS = 4
@@ -393,6 +394,16 @@ def lock(path: Path) -> TextIO | None:
 # Searches
 
 
+class _Named(Trial):
+    """A trial whose errors name the parameter."""
+
+    def _suggest(self, name: str, distribution: Any) -> Any:
+        try:
+            return super()._suggest(name, distribution)
+        except ValueError as error:  # as for choices that are not those of an earlier trial
+            raise UserError(f'{name}, drawn from {space.shown(distribution)}: {" ".join(str(error).split())}') from error
+
+
 def trial_of(store: Store, claim: Claim, sampler: str, seed: int) -> Trial:
     """What a search draws from.  Its draws are of the seed and the point alone, whichever worker runs it."""
     samplers = optuna.samplers
@@ -400,7 +411,7 @@ def trial_of(store: Store, claim: Claim, sampler: str, seed: int) -> Trial:
         'random': samplers.RandomSampler, 'tpe': samplers.TPESampler, 'cmaes': samplers.CmaEsSampler,
     }  # fmt: skip
     store.study.sampler = kinds[sampler](seed=(seed + 1_000_003 * claim.point) % 2**32)
-    return Trial(store.study, claim.trial)
+    return _Named(store.study, claim.trial)
 
 
 def pruner_of(name: str) -> optuna.pruners.BasePruner:

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from attnlab import config as configs
 from attnlab.errors import Pruned, RunError, Stopped, UserError
 from attnlab.sweeps import board as boards
-from attnlab.sweeps import outcome, points, storage
+from attnlab.sweeps import outcome, points, space, storage
 from attnlab.sweeps.board import Board
 from attnlab.sweeps.outcome import BEAT, Outcome
 from attnlab.sweeps.points import Plan, Point
@@ -93,22 +94,34 @@ def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: 
 
 
 def _drawn(board: Board, store: storage.Store, number: int, trial: Any) -> tuple[Point, Outcome | None]:
-    """The point that a search makes of a trial, and its outcome where it makes none that could be trained."""
-    plan, end = board.plan, None
+    """The point that a search makes of a trial, and its outcome where there is nothing to train.
+
+    That is so where the search makes no config, and where a point with the same config is done.
+    """
+    plan = board.plan
     try:
         search = configs.functions(plan.config, 'search_')[plan.sweep[0]]
         with storage.lost(store):
             overrides = search(trial)
-        overrides = points.typed(points.configured(plan.config, plan.overrides, overrides), overrides)
+        config = points.configured(plan.config, plan.overrides, overrides)
+        overrides, end = points.typed(config, overrides), _of_another(board, number, config)
     except storage.Lost:
         raise
-    except Exception as error:  # whatever the experiment's author raises
+    except (Exception, SystemExit) as error:  # whatever the experiment's author raises
         overrides, end = {}, _failed(plan, error, 0.0)
     if before := boards.begun(board, number):
-        return Point(**before), end
+        return Point(*(before[field] for field in Point._fields)), end
     point = Point(number, points.name_of(overrides, number), overrides)
-    outcome.write(outcome.point_folder(board.folder, point.name) / 'point.json', point._asdict())
+    tree = point._asdict() | space.record(trial)
+    outcome.write(outcome.point_folder(board.folder, point.name) / 'point.json', tree)
     return point, end
+
+
+def _of_another(board: Board, number: int, config: Any) -> Outcome | None:
+    """The outcome of another point with the same config: the same seed gives the same numbers once more."""
+    if (other := boards.same(board, number, config)) is None or (end := boards.ended(board, other)) is None:
+        return None
+    return replace(end, seconds=0.0, reason=f'not trained: its config is that of point {other}')
 
 
 def _report(board: Board, store: storage.Store, trial: Any, point: Point, step: int, scores: dict[str, float]) -> None:
@@ -160,12 +173,12 @@ def _trained(
     except Pruned as wish:
         print(wish)
         return Outcome('pruned', plan.metric, plan.direction, *_best(workdir, plan), spent())
-    except Exception as error:  # whatever it is, the other points are run
+    except (Exception, SystemExit) as error:  # whatever it is, the other points are run
         traceback.print_exc()
         return _failed(plan, error, spent())
 
 
-def _failed(plan: Plan, error: Exception, seconds: float) -> Outcome:
+def _failed(plan: Plan, error: BaseException, seconds: float) -> Outcome:
     text = ' '.join(str(error).split())
     reason = text if isinstance(error, UserError | RunError) else f'{type(error).__name__}: {text}'
     return Outcome('failed', plan.metric, plan.direction, None, None, seconds, reason)
