@@ -12,13 +12,16 @@ class RunError(RuntimeError):
 
 
 class Stopped(BaseException):
-    """A run that was asked to stop by a signal, and has saved where it stands; exit code 128 + the signal's number.
+    """A run or a sweep that a signal has stopped; exit code 128 + the signal's number.
+
+    step: at which a run has saved its state; None for a sweep.
 
     As a KeyboardInterrupt it is no Exception: what makes the best of whatever went wrong must let it pass.
     """
 
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(f'{signal.Signals(number).name}: saved at step {step}; the same command goes on from there')
+    def __init__(self, number: int, step: int | None = None) -> None:
+        done = 'stopped' if step is None else f'saved at step {step}'
+        super().__init__(f'{signal.Signals(number).name}: {done}; the same command goes on from there')
         self.code = 128 + number
 
 

@@ -41,10 +41,11 @@ def write(path: str | Path, title: str, found: Mapping[str, Any]) -> Path:
     sections += _pictures(found)
     if any(group['of'] > 1 for group in found['groups']):
         sections.append(page.section('Seeds', _seeds(found)))
-    sections.append(page.section('Points', _points(found)))
-    failed = [(f'{point["number"]}', point['reason'] or '') for point in found['points'] if point['status'] == 'failed']
-    if failed:
-        sections.append(page.section('Failed', *(page.paragraph(f'{number}: {reason}') for number, reason in failed)))
+    reasons = lambda failed: [page.paragraph(f'{point["number"]}: {point["reason"]}') for point in found['points']
+                              if point['reason'] and (point['status'] == 'failed') == failed]  # fmt: skip
+    sections.append(page.section('Points', _points(found), *reasons(failed=False)))
+    if failed := reasons(failed=True):
+        sections.append(page.section('Failed', *failed))
     page.write(path, title, sections)
     return path
 

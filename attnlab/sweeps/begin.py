@@ -8,7 +8,7 @@ from typing import Any
 from attnlab import config as configs
 from attnlab import files
 from attnlab.errors import UserError
-from attnlab.sweeps import outcome
+from attnlab.sweeps import outcome, points
 from attnlab.sweeps.points import Plan
 
 _SHOWN = 3
@@ -26,14 +26,14 @@ def begin(folder: Path, plan: Plan) -> dict[str, Any]:
     if outcome.create(folder / 'sweep.json', spec):
         return spec
     found = outcome.read_spec(folder) or {}
-    _check_same(folder, spec, found)
+    _check_same(folder, plan, spec, found)
     return found
 
 
 def check(folder: Path, plan: Plan) -> None:
     """Raises UserError where the directory holds another sweep."""
     if found := outcome.read_spec(folder):
-        _check_same(folder, _spec(plan), found)
+        _check_same(folder, plan, _spec(plan), found)
 
 
 def _spec(plan: Plan) -> dict[str, Any]:
@@ -42,18 +42,36 @@ def _spec(plan: Plan) -> dict[str, Any]:
     return json.loads(json.dumps(spec))  # as it will be read: tuples as arrays
 
 
-def _check_same(folder: Path, spec: dict[str, Any], found: dict[str, Any]) -> None:
+def _check_same(folder: Path, plan: Plan, spec: dict[str, Any], found: dict[str, Any]) -> None:
     holds = f'--workdir={folder} holds another sweep'
     for key in ('config', 'sweep', 'overrides', 'search'):
         if spec[key] != found[key]:
             raise UserError(f'{holds}: {key} is {_told(spec[key])} here and {_told(found[key])} there')
     base, there = (configs.from_tree(each['base']) for each in (spec, found))
     configs.check_same(base, there, f'--workdir={folder} holds a sweep')
-    if spec['points'] != found['points']:
-        ours, theirs = ([point['name'] for point in each['points']] for each in (spec, found))
-        only = [[name for name in one if name not in other][:_SHOWN] for one, other in ((ours, theirs), (theirs, ours))]
-        raise UserError(f'{holds}: {len(ours)} points here and {len(theirs)} there'
-                        f'{_listed(", only here", only[0])}{_listed(", only there", only[1])}')  # fmt: skip
+    if json.dumps(spec['points']) != json.dumps(found['points']):  # by text: 1 == 1.0 == True
+        raise UserError(f'{holds}: {_differing(spec["points"], found["points"])}')
+    if plan.search:
+        from attnlab.sweeps import space
+
+        search = configs.functions(plan.config, 'search_')[plan.sweep[0]]
+        typed = lambda point: points.typed(points.configured(plan.config, plan.overrides, point), point)
+        try:
+            space.check(folder, search, typed)
+        except UserError as error:
+            raise UserError(f'{holds} of search_{plan.sweep[0]}: {error}') from error
+
+
+def _differing(here: list[dict[str, Any]], there: list[dict[str, Any]]) -> str:
+    """How the points of two sweeps differ: those of one alone, or the first that is another."""
+    names = [[point['name'] for point in each] for each in (here, there)]
+    only = [[name for name in one if name not in other][:_SHOWN] for one, other in (names, names[::-1])]
+    if any(only):
+        shown = f'{_listed(", only here", only[0])}{_listed(", only there", only[1])}'
+        return f'{len(here)} points here and {len(there)} there{shown}'
+    at = next(at for at, (one, other) in enumerate(zip(here, there, strict=True)) if one != other)
+    one, other = (_told(each[at]['overrides']) for each in (here, there))
+    return f'point {at} is {one} here and {other} there'
 
 
 def _told(value: Any) -> str:

@@ -1,9 +1,11 @@
 """What the processes of a sweep see of its points by their numbers."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attnlab import config as configs
 from attnlab.sweeps import outcome
 from attnlab.sweeps.outcome import Outcome
 from attnlab.sweeps.points import Plan
@@ -45,6 +47,18 @@ def begun(board: Board, number: int) -> dict[str, Any] | None:
     """Number, name and overrides of a point of a search; None for one that nobody has begun."""
     found = list((board.folder / 'points').glob(f'{number:04d},*/point.json'))
     return outcome.load(found[0]) if found else None
+
+
+def same(board: Board, number: int, config: Any) -> int | None:
+    """The number of another point that is done and has trained this very config; None where there is none."""
+    wanted = json.dumps(configs.tree(config), sort_keys=True)  # text: 1 == 1.0 == True
+    for other in board.numbers:
+        if other == number or (end := ended(board, other)) is None or end.status != 'done':
+            continue
+        trained = outcome.load(outcome.run_folder(board.folder, name_of(board, other) or '') / 'config.json')
+        if trained and json.dumps(trained, sort_keys=True) == wanted:
+            return other
+    return None
 
 
 def reached(board: Board, number: int) -> int:

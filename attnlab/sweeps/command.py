@@ -11,6 +11,7 @@ from typing import Any
 from attnlab import environment
 from attnlab.errors import Stopped, UserError
 from attnlab.flags import nearest, number
+from attnlab.sweeps.signals import handled
 
 _MANY = 64
 """Devices, as many as any mesh of one machine asks for."""
@@ -26,7 +27,14 @@ _CHOICES = {
 
 
 def run(given: argparse.Namespace) -> int | None:
-    """Runs the command; the exit code."""
+    """Runs the command; the exit code.  Raises Stopped where a signal has stopped it."""
+    if given.worker is not None:  # before it works a signal may end it at once
+        return _run(given)
+    with handled(raises=True):
+        return _run(given)
+
+
+def _run(given: argparse.Namespace) -> int | None:
     folder, names, counts, search = Path(given.workdir), given.sweep.split(','), _counts(given), _search(given)
     count = counts['workers'] or 1
     if given.best is not None:
@@ -124,9 +132,10 @@ def _worker(
     try:
         plan = points.plan(given.config, given.overrides, names, search)
         begin.check(folder, plan)
-        url = given.storage or f'sqlite:///{folder.resolve()}/sweep.db'
-        storage.check(url)
+        if given.storage:
+            storage.check(given.storage)
         spec = begin.begin(folder, plan)
+        url = given.storage or f'sqlite:///{folder.resolve()}/sweep.db'
         worker.work(board.Board(folder, plan, {}), spec['id'], url)
     except UserError:
         if which:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab import environment
-from attnlab.errors import UserError
+from attnlab.errors import Stopped, UserError
 from attnlab.sweeps import master
 
 _POLL = 2.0
@@ -63,11 +63,16 @@ def run(argv: Sequence[str], folder: Path, count: int, launcher: str, options: d
     made = executor(folder / 'jobs', launcher, options)
     os.environ['PYTHONSAFEPATH'] = '1'  # inherited by submitit's own processes: see `environment.command`
     told = master.told_of(folder)
-    jobs = [made.submit(Job(argv)) for _ in range(count)]
-    logging.info('jobs %s; their logs are in %s', ' '.join(job.job_id for job in jobs), os.path.join(folder, 'jobs'))
-    while not all(job.done() for job in jobs):
-        master.tell(folder, told)
-        time.sleep(_POLL)
+    try:
+        jobs = [made.submit(Job(argv)) for _ in range(count)]
+        ids = ' '.join(job.job_id for job in jobs)
+        logging.info('jobs %s; their logs are in %s', ids, os.path.join(folder, 'jobs'))
+        while not all(job.done() for job in jobs):
+            master.tell(folder, told)
+            time.sleep(_POLL)
+    except Stopped:
+        logging.warning('jobs that were submitted go on; only this command, which waits for them, is stopped')
+        raise
     master.tell(folder, told)
     for job in jobs:
         if code := 'none' if job.exception() else job.result():

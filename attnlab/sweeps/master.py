@@ -11,6 +11,7 @@ from pathlib import Path
 from attnlab import environment
 from attnlab.errors import RunError
 from attnlab.sweeps import outcome
+from attnlab.sweeps.signals import Signals, handled
 
 DEATHS = 10
 """So many workers killed, and no point ended in between: that is no accident."""
@@ -21,22 +22,24 @@ _POLL = 0.2
 def run(argv: Sequence[str], folder: Path, count: int) -> int:
     """Runs `attnlab ARGV` as workers 0 to count - 1 until they have ended, and tells of each point that ends.
 
-    A worker that is killed is started again.  Returns the code to end with: of the first worker that could not work,
-    128 + the number of the signal that asked to stop, else 0.
+    A worker that is killed is started again.  Returns the exit code of the first worker that could not work, else 0.
+    Raises Stopped once all workers have ended after a signal.
     """
     start = lambda number: subprocess.Popen(
         environment.command(*argv, f'--worker={number}'),
         env=environment.launched(),
         start_new_session=True,  # a terminal's Ctrl-C comes to them once, from here
     )
-    workers = [start(number) for number in range(count)]
-    told, deaths = told_of(folder), 0
-    with _forwarded(workers) as came:
+    told, deaths, came = told_of(folder), 0, 0
+    with handled() as signals, _ended_at_last() as workers:
+        workers += [start(number) for number in range(count)]
         while True:
             deaths = 0 if tell(folder, told) else deaths
+            came = _forwarded(workers, signals, came)
             codes = [worker.poll() for worker in workers]
             if None not in codes and (came or not any(codes)):
-                return 128 + came[0] if came else 0
+                signals.check()
+                return 0
             for number, code in enumerate(codes):
                 if code and code > 0 and not came:
                     return _all_ended(workers, code)
@@ -48,6 +51,18 @@ def run(argv: Sequence[str], folder: Path, count: int) -> int:
                     logging.warning('worker %d was killed by %s; another takes its place', number, _name(code))
                     workers[number] = start(number)
             time.sleep(_POLL)
+
+
+def _forwarded(workers: Sequence[subprocess.Popen], signals: Signals, before: int) -> int:
+    """Sends SIGTERM to the workers if signals came since the last call; returns how many have come.
+
+    It is sent from here and not by the signal's handler, which does not know a worker that is being started.  SIGTERM
+    also ends a worker silently whose imports are not done, where SIGINT would be a KeyboardInterrupt and a traceback.
+    """
+    if (now := signals.count) > before:
+        for worker in workers:
+            worker.terminate()  # does nothing to one that has ended
+    return now
 
 
 def _name(code: int) -> str:
@@ -63,25 +78,15 @@ def _all_ended(workers: Sequence[subprocess.Popen], code: int) -> int:
 
 
 @contextmanager
-def _forwarded(workers: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
-    """Signals go on to the workers of the moment; yields those that came."""
-    came: list[int] = []
-
-    def forward(number: int, frame: object) -> None:
-        came.append(number)
-        for worker in workers:
-            if worker.poll() is None:
-                worker.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+def _ended_at_last() -> Iterator[list[subprocess.Popen]]:
+    """A list of processes; those that still run at the end are killed."""
+    workers: list[subprocess.Popen] = []
     try:
-        yield came
+        yield workers
     finally:
         for worker in workers:
             if worker.poll() is None:
                 worker.kill()
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # What is told meanwhile

@@ -37,7 +37,7 @@ class Outcome:
     metric, direction: of `Task.best`; None where it failed before its task was built.
     value: the best of the run's evaluations, and step: that of it; None where there was none.
     seconds: that this point was trained, over all its starts.
-    reason: in one line, of what failed; None otherwise.
+    reason: in one line, of what failed, or was not trained as another point has its config; None otherwise.
     """
 
     status: Literal['done', 'failed', 'pruned']

@@ -35,7 +35,7 @@ def report(folder: str | os.PathLike) -> Path:
 
 def write_table(sweep: Sweep) -> Path:
     """Writes DIR/table.csv, a line a point, values as the command line takes them; returns its path."""
-    varied = seeds.values(sweep)
+    varied, notes = seeds.values(sweep), _notes(sweep)
     keys = list(next(iter(varied.values()), {}))
     path = sweep.folder / 'table.csv'
     with files.replaced(path) as part, part.open('w', encoding='utf-8', newline='') as file:
@@ -43,8 +43,17 @@ def write_table(sweep: Sweep) -> Path:
         lines.writerow(['number', 'status', *keys, f'best_{sweep.metric or "score"}', 'best_step', 'seconds', 'reason'])
         for row in sweep.rows:
             cells = [_exact(value) for value in varied[row.number].values()]
-            lines.writerow([row.number, row.status, *cells, row.value, row.step, row.seconds, row.reason])
+            lines.writerow([row.number, row.status, *cells, row.value, row.step, row.seconds, notes[row.number]])
     return path
+
+
+def _notes(sweep: Sweep) -> dict[int, str]:
+    """By number, the reason of what failed, and which point counts for one that has its config too."""
+    again = {number: f'its config is that of point {one}' for number, one in seeds.copies(sweep).items()}
+    return {
+        row.number: (row.reason or again.get(row.number, '')) + (', counted once' if row.number in again else '')
+        for row in sweep.rows
+    }
 
 
 def _exact(value: Any) -> str:
@@ -84,14 +93,14 @@ def show(sweep: Sweep, width: int | None = None) -> None:
 def _points(sweep: Sweep) -> Any:
     from rich.text import Text
 
-    varied = [seeds.named(each) for each in seeds.values(sweep).values()]
+    varied, notes = [seeds.named(each) for each in seeds.values(sweep).values()], _notes(sweep)
     names = list(varied[0]) if varied else []
     table = _table(['point', 'status', *names, f'best {sweep.metric or "score"}', 'step', 'time'], left=1)
     table.add_column('reason', overflow='fold')
     for row, each in zip(sweep.rows, varied, strict=True):
         step = '' if row.step is None else str(row.step)
         time = '' if row.seconds is None else page.duration(row.seconds)
-        cells = [*map(_cell, each.values()), page.number(row.value), step, time, row.reason or '']
+        cells = [*map(_cell, each.values()), page.number(row.value), step, time, notes[row.number]]
         table.add_row(str(row.number), Text(row.status, style=STYLES[row.status]), *map(Text, cells))
     return table
 
@@ -119,7 +128,7 @@ def _table(names: Sequence[str], left: int | None = None) -> Any:
 
 def plain(sweep: Sweep) -> dict[str, Any]:
     """All of a sweep that its page shows, as `attnlab.report.sweep.write` takes it."""
-    groups, varied = seeds.groups(sweep), seeds.values(sweep)
+    groups, varied, notes = seeds.groups(sweep), seeds.values(sweep), _notes(sweep)
     records = {row.number: metrics.read(row.run) for row in sweep.rows}
     at = seeds.best(sweep, groups)
     keys = list(groups[0].values) if groups else []
@@ -132,7 +141,7 @@ def plain(sweep: Sweep) -> dict[str, Any]:
         'points': [
             {
                 'number': row.number, 'status': row.status, 'values': varied[row.number], 'value': row.value,
-                'step': row.step, 'seconds': row.seconds, 'reason': row.reason, 'records': records[row.number],
+                'step': row.step, 'seconds': row.seconds, 'reason': notes[row.number], 'records': records[row.number],
             }
             for row in sweep.rows
         ],

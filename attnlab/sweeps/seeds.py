@@ -45,11 +45,28 @@ def _value(row: Row, key: str) -> Any:
     return value
 
 
-def groups(sweep: Sweep) -> list[Group]:
-    """The groups of a sweep, by the number of their first point."""
-    parted: dict[str, tuple[dict[str, Any], list[Row]]] = {}
+def copies(sweep: Sweep) -> dict[int, int]:
+    """Points with the config and seed of another one, which counts for both -> that one; by number.
+
+    A search may draw a config again.  The one that counts is the first that was trained to its end.
+    """
     varied = values(sweep)
+    alike: dict[str, list[Row]] = {}
     for row in sweep.rows:
+        if row.overrides or row.status == 'done':  # not those for which the search failed
+            alike.setdefault(repr(varied[row.number]), []).append(row)
+    counts = lambda row: (row.status != 'done' or row.value is None, row.reason is not None, row.number)
+    first = [(min(rows, key=counts), rows) for rows in alike.values()]
+    return {row.number: one.number for one, rows in first for row in rows if row is not one}
+
+
+def groups(sweep: Sweep) -> list[Group]:
+    """The groups of a sweep, by the number of their first point; a config that was drawn again counts once."""
+    parted: dict[str, tuple[dict[str, Any], list[Row]]] = {}
+    varied, again = values(sweep), copies(sweep)
+    for row in sweep.rows:
+        if row.number in again:
+            continue
         apart = {key: value for key, value in varied[row.number].items() if key != 'seed'}
         parted.setdefault(repr(apart), (apart, []))[1].append(row)
     return [_group(apart, rows) for apart, rows in parted.values()]

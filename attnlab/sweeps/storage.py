@@ -7,12 +7,15 @@ Who runs a point holds a lock of its file system and sends heartbeats.  On one m
 once that its holder is dead; of another machine the heartbeats tell, by the clock of the database.
 """
 
+import logging
+import os
 import random
 import socket
+import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -26,18 +29,30 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from attnlab import files
 from attnlab.errors import RunError, UserError
+from attnlab.sweeps import space
 from attnlab.sweeps.outcome import BEAT, GRACE, Outcome
 
 KILLS = 4
 """A point whose worker was killed so often, and got no further in between, has failed."""
 
+LOCKED = 600.0
+"""Seconds that an SQLite file may be locked by another process before a worker gives up."""
+
 _ATTEMPTS = 8
+_SQLITE = b'SQLite format 3\0'
+_LOOK = 2.0
+_TOLD = 60.0
 _OPEN = (TrialState.WAITING, TrialState.RUNNING)
+
+
+class Lost(RunError):
+    """The database failed: the worker ends, and the point it runs is not at fault."""
 
 
 class Store(NamedTuple):
     """A sweep's database and locks.
 
+    shown: the database's URL without a password.
     lost: number of a trial that runs without a sign of who runs it -> when that was first seen.
     """
 
@@ -45,6 +60,7 @@ class Store(NamedTuple):
     storage: RDBStorage
     locks: Path
     lost: dict[int, float]
+    shown: str
 
 
 Outcomes = Callable[[int], Outcome | None]
@@ -60,13 +76,23 @@ class Claim(NamedTuple):
     lock: TextIO
 
 
-def connect(url: str, name: str, direction: str, locks: Path, pruner: optuna.pruners.BasePruner | None = None) -> Store:
-    """Opens a database, making in it what is not there; UserError where it cannot be."""
+def connect(
+    url: str,
+    name: str,
+    direction: str,
+    locks: Path,
+    pruner: optuna.pruners.BasePruner | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Store:
+    """Opens a database, making in it what is not there; UserError where it cannot be.
+
+    check: called while an SQLite file is locked by another process; raises to stop waiting.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     shown, full = _url(url)
     for attempt in range(_ATTEMPTS):  # where several make the tables at once, all but one fail
         try:
-            storage = _open(full)
+            storage = _open(full, check)
             direction = 'maximize' if direction == 'max' else 'minimize'
             study = optuna.create_study(
                 storage=storage, study_name=name, direction=direction, pruner=pruner, load_if_exists=True
@@ -79,8 +105,17 @@ def connect(url: str, name: str, direction: str, locks: Path, pruner: optuna.pru
             time.sleep(random.uniform(0.1, 0.5))
         else:
             locks.mkdir(parents=True, exist_ok=True)
-            return Store(study, storage, locks, {})
+            return Store(study, storage, locks, {}, shown)
     raise AssertionError
+
+
+@contextmanager
+def lost(store: Store) -> Iterator[None]:
+    """Raises Lost for whatever the database raises."""
+    try:
+        yield
+    except (OptunaError, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as error:
+        raise Lost(f'--storage={store.shown} fails: {_why(error)}') from error
 
 
 def close(store: Store) -> None:
@@ -93,12 +128,31 @@ def check(url: str) -> None:
     """Raises UserError for a database that cannot be reached; makes nothing in it."""
     shown, full = _url(url)
     try:
-        if full.get_backend_name() != 'sqlite':
+        if full.get_backend_name() == 'sqlite':
+            _check_file(shown, full.database)
+        else:
             sqlalchemy.create_engine(full, poolclass=sqlalchemy.NullPool).connect().close()
     except ImportError as error:
         raise _no_driver(shown, full) from error
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise UserError(f'--storage={shown} cannot be reached: {_why(error)}') from error
+
+
+def _check_file(shown: str, name: str | None) -> None:
+    if not name or name == ':memory:':
+        raise UserError(f'--storage={shown} is a database in memory; expected a file, as in sqlite:///FILE')
+    file = Path(name)
+    if not file.parent.is_dir():
+        raise UserError(f'--storage={shown}: there is no folder {file.parent}')
+    if file.exists() and not file.is_file():
+        raise UserError(f'--storage={shown}: {file} is no file')
+    if not os.access(file if file.exists() else file.parent, os.R_OK | os.W_OK):
+        raise UserError(f'--storage={shown}: {file} cannot be written')
+    if file.exists():
+        with file.open('rb') as opened:
+            start = opened.read(len(_SQLITE))
+        if start not in (b'', _SQLITE):
+            raise UserError(f'--storage={shown}: {file} is no SQLite database')
 
 
 def _no_driver(shown: str, url: sqlalchemy.URL) -> UserError:
@@ -117,16 +171,17 @@ def _url(text: str) -> tuple[str, sqlalchemy.URL]:
         # Of a file's name no character means anything else.
         url = sqlalchemy.make_url(text) if file == text else sqlalchemy.URL.create('sqlite', database=file)
         url.get_backend_name()
-    except sqlalchemy.exc.SQLAlchemyError:
+    except (sqlalchemy.exc.ArgumentError, ValueError):  # ValueError: of a port that is no number
         raise UserError(f'--storage expects a URL as in postgresql://user@host/database, got {text!r}') from None
-    shown = url.render_as_string(hide_password=True)
+    shown = url.render_as_string(hide_password=True) if file == text else text
     return shown, url.set(drivername='postgresql+psycopg') if url.drivername == 'postgresql' else url
 
 
-def _open(url: sqlalchemy.URL) -> RDBStorage:
+def _open(url: sqlalchemy.URL, check: Callable[[], None]) -> RDBStorage:
     local = url.get_backend_name() == 'sqlite'
     # SQLite has no locks of rows, and by default Python begins no transaction before it writes: two would read WAITING.
-    options = {'connect_args': {'timeout': 60, 'isolation_level': None}} if local else {'pool_pre_ping': True}
+    arguments = {'timeout': _LOOK, 'isolation_level': None, 'factory': _waiting(str(url.database), check)}
+    options = {'connect_args': arguments} if local else {'pool_pre_ping': True}
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', ExperimentalWarning)
         text = url.render_as_string(hide_password=False)
@@ -135,6 +190,45 @@ def _open(url: sqlalchemy.URL) -> RDBStorage:
         begin = lambda connection: connection.exec_driver_sql('BEGIN IMMEDIATE')
         sqlalchemy.event.listen(storage.engine, 'begin', begin)
     return storage
+
+
+def _waiting(file: str, check: Callable[[], None]) -> type[sqlite3.Connection]:
+    """Connections to an SQLite file that wait while another process locks it, and log that they do.
+
+    SQLite waits too, but silently, and no signal is handled meanwhile: so it waits for `_LOOK` seconds at a time.
+    """
+
+    def patiently(act: Callable[..., Any], *args: Any) -> Any:
+        begun, told = time.monotonic(), 0.0
+        while True:
+            try:
+                return act(*args)
+            except sqlite3.OperationalError as error:
+                if (error.sqlite_errorcode & 0xFF) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise
+            check()
+            waited = time.monotonic() - begun
+            if waited > LOCKED:
+                raise Lost(f'{file} has been locked by another process for {waited:.0f} s; the same command goes on')
+            if waited > told:
+                logging.warning('%s is locked by another process; waits for it', file)
+                told = waited + _TOLD
+
+    class Cursor(sqlite3.Cursor):
+        def execute(self, *args: Any) -> Any:
+            return patiently(super().execute, *args)
+
+        def executemany(self, *args: Any) -> Any:
+            return patiently(super().executemany, *args)
+
+    class Connection(sqlite3.Connection):
+        def cursor(self, factory: Any = Cursor) -> Any:
+            return super().cursor(factory)
+
+        def commit(self) -> None:
+            patiently(super().commit)
+
+    return Connection
 
 
 # Claims
@@ -228,6 +322,11 @@ def _trials(store: Store, point: int) -> list[FrozenTrial]:
 
 def _bury(store: Store, outcome: Outcomes) -> None:
     """Ends the claims of those who died."""
+    begun = time.monotonic()
+    store.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    if time.monotonic() - begun > BEAT:
+        # The file was locked, also for the heartbeats of those who live: they come first.
+        return
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', ExperimentalWarning)
         optuna.storages.fail_stale_trials(store.study)
@@ -295,6 +394,16 @@ def lock(path: Path) -> TextIO | None:
 # Searches
 
 
+class _Named(Trial):
+    """A trial whose errors name the parameter."""
+
+    def _suggest(self, name: str, distribution: Any) -> Any:
+        try:
+            return super()._suggest(name, distribution)
+        except ValueError as error:  # as for choices that are not those of an earlier trial
+            raise UserError(f'{name}, drawn from {space.shown(distribution)}: {" ".join(str(error).split())}') from error
+
+
 def trial_of(store: Store, claim: Claim, sampler: str, seed: int) -> Trial:
     """What a search draws from.  Its draws are of the seed and the point alone, whichever worker runs it."""
     samplers = optuna.samplers
@@ -302,7 +411,7 @@ def trial_of(store: Store, claim: Claim, sampler: str, seed: int) -> Trial:
         'random': samplers.RandomSampler, 'tpe': samplers.TPESampler, 'cmaes': samplers.CmaEsSampler,
     }  # fmt: skip
     store.study.sampler = kinds[sampler](seed=(seed + 1_000_003 * claim.point) % 2**32)
-    return Trial(store.study, claim.trial)
+    return _Named(store.study, claim.trial)
 
 
 def pruner_of(name: str) -> optuna.pruners.BasePruner:

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from typing import Any
 from attnlab import config as configs
 from attnlab.errors import Pruned, RunError, Stopped, UserError
 from attnlab.sweeps import board as boards
-from attnlab.sweeps import outcome, points, storage
+from attnlab.sweeps import outcome, points, space, storage
 from attnlab.sweeps.board import Board
 from attnlab.sweeps.outcome import BEAT, Outcome
 from attnlab.sweeps.points import Plan, Point
+from attnlab.sweeps.signals import Signals, handled
 from attnlab.train import metrics, run
 from attnlab.train.loop import Watch
 
@@ -30,14 +32,16 @@ POLL = 1.0
 def work(board: Board, name: str, url: str) -> None:
     """Runs points until none is left that could be run, here or elsewhere.
 
-    name: of the study in the database.  Raises Stopped where a signal asks to stop; what ran then has saved.
+    name: of the study in the database.  Raises Stopped where a signal asks to stop; what ran then has saved.  Raises
+    RunError where the database fails.
     """
     plan = board.plan
     pruner = storage.pruner_of(plan.search['pruner'] if plan.search else 'none')
-    store = storage.connect(url, name, plan.direction, board.folder / 'locks', pruner)
     outcomes, reached = partial(boards.ended, board), partial(boards.reached, board)
-    with _signals() as signals, ExitStack() as stack:
+    with handled() as signals, ExitStack() as stack:
+        store = storage.connect(url, name, plan.direction, board.folder / 'locks', pruner, signals.check)
         stack.callback(storage.close, store)
+        stack.enter_context(storage.lost(store))
         while not all(outcomes(number) for number in board.numbers):
             signals.check()
             claim = storage.take(store, board.numbers, outcomes, reached)
@@ -46,26 +50,32 @@ def work(board: Board, name: str, url: str) -> None:
                 continue
             with claim.lock:
                 _claimed(board, store, claim, signals)
+        signals.check()
 
 
 def one(board: Board, number: int) -> Outcome:
-    """Runs a point with no database; how it ended, also where that was before."""
+    """Runs a point with no database; how it ended, also where that was before.
+
+    Raises Stopped where a signal came, also where it came too late to stop the point.
+    """
     if (held := storage.lock(board.folder / 'locks' / str(number))) is None:
         raise RunError(f'point {number} is run by another process')
-    with held, _signals() as signals:
-        return boards.ended(board, number) or _run(board, board.plan.points[number], signals)
+    with held, handled() as signals:
+        end = boards.ended(board, number) or _run(board, board.plan.points[number], signals)
+        signals.check()
+        return end
 
 
 # A point
 
 
-def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: '_Signals') -> None:
+def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: Signals) -> None:
     """Runs a claimed point and tells the database what came of it."""
     watch: Watch = lambda step, scores: None
     end = None
     if board.plan.search:
         trial = storage.trial_of(store, claim, board.plan.search['sampler'], board.plan.base.seed)
-        point, end = _drawn(board, claim.point, trial)
+        point, end = _drawn(board, store, claim.point, trial)
         watch = partial(_report, board, store, trial, point)
     else:
         point = board.plan.points[claim.point]
@@ -83,34 +93,51 @@ def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: 
     storage.tell(store, claim.trial, end)
 
 
-def _drawn(board: Board, number: int, trial: Any) -> tuple[Point, Outcome | None]:
-    """The point that a search makes of a trial, and its outcome where it makes none that could be trained."""
-    plan, end = board.plan, None
+def _drawn(board: Board, store: storage.Store, number: int, trial: Any) -> tuple[Point, Outcome | None]:
+    """The point that a search makes of a trial, and its outcome where there is nothing to train.
+
+    That is so where the search makes no config, and where a point with the same config is done.
+    """
+    plan = board.plan
     try:
         search = configs.functions(plan.config, 'search_')[plan.sweep[0]]
-        overrides = search(trial)
-        overrides = points.typed(points.configured(plan.config, plan.overrides, overrides), overrides)
-    except Exception as error:  # whatever the experiment's author raises
+        with storage.lost(store):
+            overrides = search(trial)
+        config = points.configured(plan.config, plan.overrides, overrides)
+        overrides, end = points.typed(config, overrides), _of_another(board, number, config)
+    except storage.Lost:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the experiment's author raises
         overrides, end = {}, _failed(plan, error, 0.0)
     if before := boards.begun(board, number):
-        return Point(**before), end
+        return Point(*(before[field] for field in Point._fields)), end
     point = Point(number, points.name_of(overrides, number), overrides)
-    outcome.write(outcome.point_folder(board.folder, point.name) / 'point.json', point._asdict())
+    tree = point._asdict() | space.record(trial)
+    outcome.write(outcome.point_folder(board.folder, point.name) / 'point.json', tree)
     return point, end
+
+
+def _of_another(board: Board, number: int, config: Any) -> Outcome | None:
+    """The outcome of another point with the same config: the same seed gives the same numbers once more."""
+    if (other := boards.same(board, number, config)) is None or (end := boards.ended(board, other)) is None:
+        return None
+    return replace(end, seconds=0.0, reason=f'not trained: its config is that of point {other}')
 
 
 def _report(board: Board, store: storage.Store, trial: Any, point: Point, step: int, scores: dict[str, float]) -> None:
     """Tells a trial of an evaluation, by its number from 1, and ends the run where the pruner says so."""
     records = metrics.read(outcome.run_folder(board.folder, point.name))
     number = sum(record['split'] == 'valid' for record in records)
-    if storage.report(store, trial, number, scores[board.plan.metric]):
+    with storage.lost(store):
+        ends = storage.report(store, trial, number, scores[board.plan.metric])
+    if ends:
         raise Pruned(f'pruned at step {step}')
 
 
 def _run(
     board: Board,
     point: Point,
-    signals: '_Signals',
+    signals: Signals,
     watch: Watch = lambda step, scores: None,
     beat: Callable[[], bool] = lambda: True,
 ) -> Outcome:
@@ -124,7 +151,7 @@ def _run(
         with _log(outcome.point_folder(folder, point.name) / 'log.txt'), _beating(says, beat):
             end = _trained(plan, point, workdir, signals, watch, spent)
             outcome.write_outcome(folder, point.name, end)
-    except Stopped:
+    except (Stopped, storage.Lost):
         says(False)
         raise
     gc.collect()  # the arrays that the point leaves
@@ -132,7 +159,7 @@ def _run(
 
 
 def _trained(
-    plan: Plan, point: Point, workdir: Path, signals: '_Signals', watch: Watch, spent: Callable[[], float]
+    plan: Plan, point: Point, workdir: Path, signals: Signals, watch: Watch, spent: Callable[[], float]
 ) -> Outcome:
     try:
         config = points.configured(plan.config, plan.overrides, point.overrides)
@@ -141,15 +168,17 @@ def _trained(
         return Outcome(
             'done', plan.metric, plan.direction, done[f'best_{plan.metric}'], int(done['best_step']), spent()
         )
+    except storage.Lost:
+        raise
     except Pruned as wish:
         print(wish)
         return Outcome('pruned', plan.metric, plan.direction, *_best(workdir, plan), spent())
-    except Exception as error:  # whatever it is, the other points are run
+    except (Exception, SystemExit) as error:  # whatever it is, the other points are run
         traceback.print_exc()
         return _failed(plan, error, spent())
 
 
-def _failed(plan: Plan, error: Exception, seconds: float) -> Outcome:
+def _failed(plan: Plan, error: BaseException, seconds: float) -> Outcome:
     text = ' '.join(str(error).split())
     reason = text if isinstance(error, UserError | RunError) else f'{type(error).__name__}: {text}'
     return Outcome('failed', plan.metric, plan.direction, None, None, seconds, reason)
@@ -162,44 +191,6 @@ def _best(workdir: Path, plan: Plan) -> tuple[float, int]:
 
 
 # The process
-
-
-class _Signals:
-    """SIGTERM and SIGINT: noted between points, raised in the midst of what may be left undone."""
-
-    def __init__(self) -> None:
-        self.came: int | None = None
-        self.raises = False
-
-    def note(self, number: int, frame: object) -> None:
-        self.came = number
-        if self.raises:
-            raise Stopped(number, 0)
-
-    def check(self) -> None:
-        if self.came is not None:
-            raise Stopped(self.came, 0)
-
-    @contextmanager
-    def raised(self) -> Iterator[None]:
-        """While the loop runs it has handlers of its own, which save."""
-        self.raises = True
-        try:
-            self.check()
-            yield
-        finally:
-            self.raises = False
-
-
-@contextmanager
-def _signals() -> Iterator[_Signals]:
-    signals = _Signals()
-    before = {number: signal.signal(number, signals.note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -237,7 +228,7 @@ def _beating(says: Callable[[bool], None], beat: Callable[[], bool]) -> Iterator
             try:
                 says(True)
                 mine = beat()
-            except Exception as error:  # a database that is away for a moment, a disk that is full for one
+            except (Exception, Stopped) as error:  # a database that is away for a moment, a disk that is full for one
                 print(f'no sign of life: {error}', file=sys.stderr)
                 continue
             if not mine:

@@ -9,6 +9,18 @@ from contextlib import contextmanager
 Wishes = Callable[[int], int | None]
 """Asked once a step, with its number: the signal that wants the run to stop behind it, or None."""
 
+_REPORTS: list[Callable[[int], None]] = []
+
+
+@contextmanager
+def reported(report: Callable[[int], None]) -> Iterator[None]:
+    """Calls `report` with the number of each signal that `wishes` receives, also one that stops no run any more."""
+    _REPORTS.append(report)
+    try:
+        yield
+    finally:
+        _REPORTS.remove(report)
+
 
 @contextmanager
 def wishes() -> Iterator[Wishes]:
@@ -30,6 +42,8 @@ def wishes() -> Iterator[Wishes]:
 
     def note(number: int, frame: object) -> None:
         came.append(number)
+        for report in _REPORTS:
+            report(number)
         restore()
 
     for number in before:

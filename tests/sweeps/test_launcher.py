@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import stat
 
 import pytest
@@ -84,6 +85,23 @@ def test_a_jobs_command_line(monkeypatch, experiment, tmp_path):
     assert given[0] == 'sweep' and set(given[1:]) == kept | {'--workers=1'} and len(given) == 7
     assert (str(folder), count, name, options) == (f'{tmp_path}/new', 3, 'slurm', {'partition': 'a'})
     assert dict(os.environ) == before
+
+
+def test_a_signal_to_the_waiting_command_says_that_jobs_go_on(monkeypatch, experiment, tmp_path, capsys, caplog):
+    class Job:
+        job_id = '7'
+
+        def done(self):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    class Executor:
+        submit = staticmethod(lambda job: Job())
+
+    monkeypatch.setattr(launcher, 'executor', lambda *args: Executor)
+    argv = ['sweep', f'--config={experiment(SWEEPS)}', f'--workdir={tmp_path}/new', '--sweep=more', '--launcher=local']
+    assert cli.main(argv) == 130
+    assert 'jobs that were submitted go on' in caplog.text
+    assert capsys.readouterr().err == 'attnlab: SIGINT: stopped; the same command goes on from there\n'
 
 
 @pytest.mark.parametrize(('options', 'line'), [

@@ -15,6 +15,13 @@ from tests.sweeps.conftest import python
     ('nothing', "--storage expects a URL as in postgresql://user@host/database, got 'nothing'"),
     ('postgresql://me:secret@127.0.0.1:1/x', '--storage=postgresql://me:***@127.0.0.1:1/x cannot be reached'),
     ('oracle://x/y', '--storage=oracle://x/y needs a driver that is not installed'),
+    ('nonsense://', "--storage=nonsense:// cannot be reached: Can't load plugin"),
+    ('postgresql://me@host:port/x', "--storage expects a URL as in postgresql://user@host/database, got 'postgresql"),
+    ('sqlite://', '--storage=sqlite:// is a database in memory; expected a file, as in sqlite:///FILE'),
+    ('sqlite:///:memory:', '--storage=sqlite:///:memory: is a database in memory'),
+    ('sqlite:////nowhere/x.db', '--storage=sqlite:////nowhere/x.db: there is no folder /nowhere'),
+    ('sqlite:////', '--storage=sqlite:////: / is no file'),
+    (f'sqlite:///{__file__}', f'--storage=sqlite:///{__file__}: {__file__} is no SQLite database'),
 ])  # fmt: skip
 def test_a_database_that_is_none(url, line):
     with pytest.raises(UserError) as caught:

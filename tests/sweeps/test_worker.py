@@ -9,6 +9,8 @@ import pytest
 
 from attnlab.errors import RunError, Stopped
 from attnlab.sweeps import begin, board, outcome, points, storage, worker
+from attnlab.train import loop
+from attnlab.train.signals import wishes
 
 SWEEPS = '''
 def sweep_seeds(): return grid({'seed': range(4)})
@@ -79,6 +81,16 @@ def sweep(experiment, tmp_path):
     return begun
 
 
+def in_the_last_step(number):
+    """A signal that the training loop receives when nothing is left to stop."""
+
+    def act():
+        with wishes():
+            os.kill(os.getpid(), number)
+
+    return act
+
+
 def fails(error):
     def act():
         raise error
@@ -112,6 +124,63 @@ def test_a_signal_gives_the_point_back(trainer, sweep, number):
     rows = work()
     assert [row.status for row in rows] == ['done'] * 4
     assert [seed for seed, _ in trainer.ran] == [0, 1, 2, 3, 1]
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('name', ['seeds', 'rate'])
+def test_a_signal_in_a_points_last_step_stops_the_sweep(trainer, sweep, tmp_path, name, number):
+    trainer.otherwise = {1: in_the_last_step(number)}
+    work = sweep(name, **({'trials': 4} if name == 'rate' else {}))
+    with pytest.raises(Stopped) as caught:
+        work()
+    assert caught.value.code == 128 + number
+    assert str(caught.value) == f'{number.name}: stopped; the same command goes on from there'
+    assert [row.status for row in outcome.read(tmp_path / 'sweep').rows if row.status != 'waiting'] == ['done'] * 2
+    assert [row.status for row in work()] == ['done'] * 4 and len(trainer.ran) == 4
+
+
+def test_a_signal_is_kept_where_the_point_fails_behind_it(trainer, sweep):
+    signals = in_the_last_step(signal.SIGINT)
+    trainer.otherwise = {0: lambda: (signals(), fails(RunError('no'))())}
+    with pytest.raises(Stopped):
+        sweep('seeds')()
+    assert len(trainer.ran) == 1
+
+
+def test_a_signal_in_the_last_step_of_a_single_point_is_told(trainer, sweep, tmp_path):
+    sweep('seeds')
+    folder = tmp_path / 'sweep'
+    seen = board.Board(folder, points.plan(outcome.read_spec(folder)['config'], [], ['seeds'], {}), {})
+    trainer.otherwise = {0: in_the_last_step(signal.SIGTERM)}
+    with pytest.raises(Stopped):
+        worker.one(seen, 2)
+    assert [row.status for row in outcome.read(folder).rows] == ['waiting', 'waiting', 'done', 'waiting']
+
+
+def test_a_signal_that_is_ignored_stays_so(trainer, sweep):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        trainer.otherwise = {1: sends(signal.SIGINT)}
+        assert [row.status for row in sweep('seeds')()] == ['done'] * 4
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+def test_a_signal_in_the_last_step_of_a_training_stops_the_sweep(trainable, tmp_path, monkeypatch):
+    config = trainable(SWEEPS)
+    plan = points.plan(config, [('train.duration', '3 steps'), ('train.eval_every', '3 steps')], ['seeds'], {})
+    spec, save = begin.begin(tmp_path / 'sweep', plan), loop.checkpoint.save
+
+    def asked(manager, saved):
+        os.kill(os.getpid(), signal.SIGTERM)
+        save(manager, saved)
+
+    monkeypatch.setattr(loop.checkpoint, 'save', asked)
+    with pytest.raises(Stopped):
+        worker.work(board.Board(tmp_path / 'sweep', plan, {}), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db')
+    rows = outcome.read(tmp_path / 'sweep').rows
+    assert [row.status for row in rows] == ['done', 'waiting', 'waiting', 'waiting'], rows[0].reason
 
 
 def test_a_run_that_stops_gives_the_point_back(trainer, sweep):

@@ -1,0 +1,153 @@
+"""A database that another process holds, or that fails: the worker waits, stops or ends in one line."""
+
+import sqlite3
+import threading
+import time
+
+import pytest
+
+from attnlab.errors import RunError, Stopped
+from attnlab.sweeps import begin, board, outcome, points, storage, worker
+from tests.sweeps.test_worker import SWEEPS, Trainer
+
+FOLDERS = ['[x]*', 'a b', '~', '100%', 'a%20b', 'a?b=1', 'a#b', '{x}', 'ü', '\'"', 'a:b@c', '$HOME', '\\', 'two\nlines']
+
+
+@pytest.fixture
+def file(tmp_path):
+    """An SQLite file with the tables of a sweep."""
+    storage.close(opened(tmp_path / 'claims.db'))
+    return tmp_path / 'claims.db'
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    monkeypatch.setattr(storage, '_LOOK', 0.05)
+
+
+def opened(file, check=lambda: None):
+    return storage.connect(f'sqlite:///{file}', 'sweep', 'max', file.parent / 'locks', check=check)
+
+
+def taken(store):
+    return storage.take(store, range(1), lambda number: None, lambda number: 0)
+
+
+def locked(file, seconds=None):
+    """Locks the file as a backup or a viewer may; for so long, or until it is closed."""
+    held = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    held.execute('BEGIN EXCLUSIVE')
+    if seconds:
+        threading.Timer(seconds, held.close).start()
+    return held
+
+
+def test_a_locked_file_is_waited_for_and_said_so(file, caplog):
+    locked(file, 0.4)
+    begun = time.monotonic()
+    store = opened(file)
+    assert time.monotonic() - begun >= 0.3
+    assert caplog.messages == [f'{file} is locked by another process; waits for it']
+    locked(file, 0.4)
+    claim = taken(store)
+    locked(file, 0.4)
+    assert storage.beat(store, claim.trial)
+    locked(file, 0.4)
+    storage.end(store, claim.trial, 'failed')
+    claim.lock.close()
+    assert caplog.messages == [f'{file} is locked by another process; waits for it'] * 4
+    storage.close(store)
+
+
+def test_a_reader_holds_back_the_commit_alone(file, caplog):
+    store = opened(file)
+    reader = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    reader.execute('BEGIN')
+    reader.execute('SELECT * FROM studies').fetchall()
+    threading.Timer(0.4, reader.close).start()
+    claim = taken(store)
+    claim.lock.close()
+    assert claim.point == 0 and 'is locked by another process' in caplog.text
+    storage.close(store)
+
+
+def test_a_file_that_stays_locked_is_one_line(file, monkeypatch):
+    monkeypatch.setattr(storage, 'LOCKED', 0.2)
+    store = opened(file)
+    with locked(file):
+        for act in (lambda: opened(file), lambda: taken(store), lambda: storage.beat(store, 1)):
+            with pytest.raises(RunError, match=r'claims.db has been locked by another process for \d s; the same comm'):
+                act()
+    storage.close(store)
+
+
+def test_a_signal_ends_the_wait(file):
+    came = []
+
+    def check():
+        if came:
+            raise Stopped(15)
+
+    store = opened(file, check)
+    with locked(file):
+        came.append(15)
+        with pytest.raises(Stopped):
+            taken(store)
+    storage.close(store)
+
+
+def test_heartbeats_that_a_lock_held_back_come_before_a_claim_is_lost(file, monkeypatch):
+    """Behind a lock of more than a minute all heartbeats are old: nobody is dead for that."""
+    store = opened(file)
+    claim = taken(store)
+    claim.lock.close()
+    monkeypatch.setattr(storage, '_here', lambda: 'elsewhere')
+    other = opened(file)
+    monkeypatch.setattr(storage, 'BEAT', 0.2)
+    other.storage.grace_period = 1
+    time.sleep(1.1)
+    locked(file, 0.4)
+    assert taken(other) is None and storage.beat(store, claim.trial)
+    assert taken(other) is None and storage.beat(store, claim.trial)
+    for each in (store, other):
+        storage.close(each)
+
+
+@pytest.mark.parametrize('name', FOLDERS)
+def test_a_folder_of_any_name_holds_its_database(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    storage.check(f'sqlite:///{folder}/sweep.db')
+    store = opened(folder / 'sweep.db')
+    claim = taken(store)
+    claim.lock.close()
+    storage.close(store)
+    assert sorted(path.name for path in folder.iterdir()) == ['locks', 'sweep.db']
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize('at', ['draw', 'report', 'take', 'tell'])
+def test_a_database_that_fails_ends_the_worker_and_not_the_point(experiment, tmp_path, monkeypatch, at):
+    config, trainer = experiment(SWEEPS), Trainer()
+    plan = points.plan(config, [], ['rate'], {'trials': 2, 'sampler': 'random'})
+    spec = begin.begin(tmp_path / 'sweep', plan)
+    work = lambda: worker.work(
+        board.Board(tmp_path / 'sweep', plan, {}), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db'
+    )
+    monkeypatch.setattr(worker.run, 'train', trainer)
+
+    def fails(*args):
+        storage.sqlalchemy.create_engine('sqlite://').connect().exec_driver_sql('SELECT 1 FROM nowhere')
+
+    with monkeypatch.context() as patch:
+        if at == 'draw':
+            patch.setattr(storage.optuna.samplers.RandomSampler, 'sample_independent', fails)
+        else:
+            patch.setattr(storage, at, fails)
+        with pytest.raises(RunError, match=r'--storage=sqlite:.* fails: no such table: nowhere'):
+            work()
+        assert [row.status for row in outcome.read(tmp_path / 'sweep').rows] == ['done'] * (at == 'tell') + [
+            'waiting'
+        ] * (at == 'report')
+    work()
+    assert [row.status for row in outcome.read(tmp_path / 'sweep').rows] == ['done'] * 2
