@@ -1,6 +1,7 @@
 """Sampling as one compiled loop: temperature, top-k, top-p."""
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -124,7 +125,7 @@ def check_tokens(tokens: Int[ArrayLike, 'B *more']) -> None:
 
 def keep_top_k(logits: Float[Array, '*B V'], k: int) -> Float[Array, '*B V']:
     """The k largest logits, the others -inf: exactly k of them, where they tie the lowest; all if k is above V."""
-    _check_top_k(k)
+    k = _check_top_k(k)
     zeros_tie = jnp.where(logits == 0, 0, logits)  # lax.top_k puts 0.0 above -0.0
     _, kept = jax.lax.top_k(zeros_tie, min(k, logits.shape[-1]))
     return _masked(logits, kept, jnp.ones(kept.shape, bool))
@@ -168,9 +169,11 @@ def _row_keys(rng: PRNGKeyArray | UInt32[Array, '...'], first: Int[Array, ' B'])
     return rng
 
 
-def _check_top_k(k: int) -> None:
-    if not isinstance(k, int) or k < 1:
+def _check_top_k(k: int) -> int:
+    """Any integer, NumPy's too, as one of Python."""
+    if not hasattr(k, '__index__') or k < 1:
         raise UserError(f'top_k is {k}; expected a whole number, at least 1')
+    return operator.index(k)
 
 
 def _check_top_p(p: float) -> None:

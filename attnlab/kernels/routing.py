@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 Order = Literal['choice', 'token']
 
@@ -51,7 +52,7 @@ def route(
     active: int,
     mask: Bool[Array, 'B T'] | None = None,
     *,
-    capacity: int | Int[Array, ' B'] | None = None,
+    capacity: int | Int[ArrayLike, '*#B'] | list[int] | None = None,
     order: Order = 'choice',
     renormalised: bool = True,
 ) -> Routing:
@@ -75,6 +76,10 @@ def route(
     Raises:
       ValueError: for shapes, dtypes and numbers that do not fit, naming what came and what was expected.
     """
+    if isinstance(capacity, np.integer):
+        capacity = int(capacity)
+    if not isinstance(capacity, int | None):
+        capacity = jnp.asarray(capacity)
     _check(logits, active, mask, capacity, order)
     E = logits.shape[-1]
     real = jnp.ones(logits.shape[:2], bool) if mask is None else mask
@@ -103,7 +108,7 @@ def _largest(logits: Float[Array, 'B T E'], active: int) -> Int[Array, 'B T A']:
     return jax.lax.top_k(ordered, active)[1]
 
 
-def _first(experts: Int[Array, 'B T A'], capacity: int | Int[Array, ' B'], order: Order) -> Bool[Array, 'B T A']:
+def _first(experts: Int[Array, 'B T A'], capacity: int | Int[Array, '*#B'], order: Order) -> Bool[Array, 'B T A']:
     """Whether each choice is among the first `capacity` of its expert in its row."""
     B, T, A = experts.shape
     queue = experts.swapaxes(1, 2) if order == 'choice' else experts
@@ -132,7 +137,7 @@ def _check(logits: Array, active: int, mask: Array | None, capacity: int | Array
         raise ValueError(f'mask has shape {mask.shape} and dtype {mask.dtype}; expected [B, T] = {(B, T)} booleans')
     if isinstance(capacity, int) and capacity < 0:
         raise ValueError(f'capacity is {capacity}; expected None or at least 0')
-    if not isinstance(capacity, int | None) and capacity.shape != (B,):
+    if not isinstance(capacity, int | None) and capacity.shape not in ((), (B,)):
         raise ValueError(f'capacity has shape {capacity.shape}; expected one number or [B] = {(B,)}')
     if order not in ('choice', 'token'):
         raise ValueError(f"order is {order!r}; expected 'choice' or 'token'")

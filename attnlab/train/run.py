@@ -161,7 +161,7 @@ def load(workdir: Path, layout: devices.Layout | None = None) -> Run:
     if saved is None:
         raise UserError(f'{workdir} has no checkpoint yet: train it first')
     if not jax.jit(precision.finite)(saved.params):
-        raise RunError(f'{workdir}: the parameters of step {saved.step} hold NaN or infinity; nothing can be made of them')
+        raise RunError(f'{workdir}: the parameters of step {saved.step} are not all finite')
     return Run(found, workdir, saved.params, saved.step)
 
 

@@ -351,3 +351,10 @@ def test_what_no_hypothesis_reaches_may_be_nan():
     found, whole = (decode(markov, x, **how) for x in (logits.at[:, 1].set(jnp.nan), logits))
     jax.tree.map(np.testing.assert_array_equal, found, whole)
     assert whole.lengths.tolist() == [[1, 2, 3, 3]]
+
+
+def test_integers_of_numpy_are_served_as_those_of_python():
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 4)), jnp.float32)
+    how = {'beams': 2, 'limit': 3, 'end': 3}
+    found = decode(markov, logits, **{name: np.int64(number) for name, number in how.items()})
+    jax.tree.map(np.testing.assert_array_equal, found, decode(markov, logits, **how))

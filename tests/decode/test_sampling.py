@@ -309,3 +309,14 @@ def test_some_logits_of_minus_infinity_are_a_distribution_and_all_are_none():
     tokens, lengths = decode(state, jax.random.key(0))
     assert lengths.tolist() == [8, 0] and tokens[1].tolist() == [-1] + [0] * 7
     assert jnp.all(tokens[0] < 3) and jnp.all(tokens[0] >= 0)
+
+
+def test_numbers_of_numpy_are_served_as_those_of_python():
+    state, rng = tables(4), jax.random.key(0)
+    numbers = dict(limit=5, end=EOS, top_k=3, temperature=0.5, top_p=0.75)
+    kinds = dict(limit=np.int64, end=np.int32, top_k=np.uint8, temperature=np.float32, top_p=np.float64)
+    found = decode(state, rng, **{name: kinds[name](number) for name, number in numbers.items()})
+    jax.tree.map(np.testing.assert_array_equal, found, decode(state, rng, **numbers))
+    np.testing.assert_array_equal(keep_top_k(state, np.int64(2)), keep_top_k(state, 2))
+    with pytest.raises(UserError, match='top_k is 0; expected'):
+        keep_top_k(state, np.int64(0))

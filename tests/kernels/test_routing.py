@@ -11,6 +11,7 @@ import pytest
 from attnlab.kernels.routing import block_product, block_size, blocks, capacity, moved, route
 from tests.kernels.calls import compiled, finite, same
 from tests.kernels.oracle import near
+from tests.quick import QUICK
 
 B, T, E, A = 3, 6, 4, 2
 _RANDOM = np.random.default_rng(0)
@@ -309,3 +310,17 @@ def test_no_rows():
     output, slopes = compiled(sloped, rows, kernel, jnp.zeros(0, int), by, size=8)
     assert output.shape == (0, F)
     same(slopes, (rows, jnp.zeros_like(kernel)))
+
+
+def test_integers_and_lists_of_numpy_and_python_are_served_alike(as_used):
+    """Capacity 2 for all rows, and one for each row."""
+    of = lambda active, capacity: jax.jit(
+        lambda: (route(LOGITS, active, MASK, capacity=capacity).kept), compiler_options=QUICK
+    )()
+    expected = judged(LOGITS, 2, MASK, [2, 2, 2])[2], judged(LOGITS, 2, MASK, [2, 0, 1])[2]
+    np.testing.assert_array_equal(of(np.int64(2), np.int64(2)), expected[0])
+    for each in ([2, 0, 1], np.array([2, 0, 1], np.uint8)):
+        np.testing.assert_array_equal(of(2, each), expected[1])
+    with pytest.raises(ValueError, match='capacity is -1'):
+        of(2, np.int64(-1))
+    assert capacity(np.int64(100), np.int64(2), np.int64(1), np.float64(1.1)) == 55

@@ -10,12 +10,13 @@ import sys
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 import attnlab.layers
 import attnlab.models
-from attnlab.decode.cache import start, stepper
+from attnlab.decode.cache import extend, start, stepper
 from attnlab.decode.sampling import sample
 from attnlab.kernels.losses import Sums
 from attnlab.layers import Rotary
@@ -164,3 +165,20 @@ def test_a_run_trained_with_64_bits_is_scored_and_continued_without_and_the_reve
             scores[x64] = json.loads((tmp_path / 'run' / 'scores-valid.json').read_text())
     assert scores['1']['loss'] == pytest.approx(scores['0']['loss'], rel=1e-5)
     assert {x.dtype.name for x in jax.tree.leaves(run.load(tmp_path / 'run').params)} == {'float32'}
+
+
+def test_fields_of_numpy_integers_and_lists_make_the_same_model(as_used):
+    i = np.int64
+    recipe = Recipe(heads=i(2), kv_heads=i(1), experts=i(2), active=i(1), capacity_factor=np.float32(1.5), window=i(4))
+    made = LanguageModel(i(7), i(8), i(1), i(16), recipe, 'learned'), VisionTransformer(
+        i(5), [i(8), i(8)], [i(4), i(4)], i(8), i(1), Recipe(heads=i(2)), pool='class', registers=i(2)
+    )
+    python = LanguageModel(
+        7, 8, 1, 16, Recipe(heads=2, kv_heads=1, experts=2, active=1, capacity_factor=1.5, window=4), 'learned'
+    ), VISION['class']
+    for one, other, inputs in zip(made, python, (TOKENS, IMAGES), strict=True):
+        shapes = [jax.eval_shape(model.init, jax.random.key(0), inputs) for model in (one, other)]
+        assert shapes[0] == shapes[1]
+    shapes = jax.eval_shape(made[0].init, jax.random.key(0), TOKENS)['params']
+    cached = jax.eval_shape(lambda params: extend(made[0], params, start(made[0], params, i(2), i(9)), TOKENS), shapes)
+    assert cached[1].shape == (2, 3, 7)
