@@ -72,7 +72,7 @@ def _dispatch(argv: list[str]) -> int | None:
     match argv:
         case ['-h' | '--help' | 'help', *_]:
             print(_help())
-        case ['--version']:
+        case ['--version', *_]:
             from attnlab import __version__
 
             print('attnlab', __version__)
@@ -99,8 +99,10 @@ def _train(given: argparse.Namespace) -> int | None:
     profile = span('profile', given.profile)
 
     if count and number is None:
-        from attnlab.launch import launch
+        from attnlab.launch import MOST, launch
 
+        if count > MOST:
+            raise UserError(f'--processes is {count}; expected at most {MOST} on one machine')
         environment.prepare(count)
         return launch(sys.argv[1:], count)
     environment.stop_with_launcher()

@@ -129,7 +129,7 @@ def _call(spec: str) -> ConfigDict:
         config = get_config(*argument)
     except UserError as error:
         raise UserError(f'{spec}: {error}') from error
-    except Exception as error:  # whatever the experiment's author raises for an argument
+    except (Exception, SystemExit) as error:  # whatever the experiment's author raises for an argument
         raise UserError(f'{spec}: get_config fails{_line_in(path, error)}: {_brief(error)}') from error
     if type(config) is not ConfigDict:  # a frozen one could not be overridden
         raise UserError(f'{path}: get_config returns {type(config).__name__}, expected an ml_collections.ConfigDict')
@@ -170,16 +170,16 @@ def _names(path: Path) -> dict[str, Any]:
         return runpy.run_path(str(path))
     except SyntaxError as error:
         raise UserError(f'{error.filename or path}, line {error.lineno or 1}: {_brief(error)}') from error
-    except Exception as error:  # an experiment is code, and code may raise anything
+    except (Exception, SystemExit) as error:  # an experiment is code, and code may raise anything
         raise UserError(f'{path} fails{_line_in(path, error)}: {_brief(error)}') from error
 
 
-def _line_in(path: Path, error: Exception) -> str:
+def _line_in(path: Path, error: BaseException) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f' at line {lines[-1]}' if lines else ''
 
 
-def _brief(error: Exception) -> str:
+def _brief(error: BaseException) -> str:
     message = error.msg if isinstance(error, SyntaxError) else ' '.join(str(error).split())
     return f'{type(error).__name__}: {message}'
 

@@ -1,6 +1,8 @@
 """What a command takes, and its command line read: whatever it does not take is refused in one line."""
 
 import argparse
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -115,9 +117,12 @@ def number(name: str, text: str | None, kind: type) -> Any:
     if text is None:
         return None
     try:
-        return kind(text)
+        value = kind(text)
+        if not math.isfinite(value):
+            raise ValueError(text)
+        return value
     except ValueError:
-        expected = 'a whole number' if kind is int else 'a number'
+        expected = 'a whole number' if kind is int else 'a finite number'
         raise UserError(f'--{name} expects {expected}, got {text!r}') from None
 
 
@@ -125,7 +130,7 @@ def span(name: str, text: str | None) -> tuple[int, int] | None:
     """The first and the last step of a flag such as 10..15, None where it is not given."""
     if text is None:
         return None
-    first, _, last = text.partition('..')
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+    found = re.fullmatch(r'([0-9]{1,18})\.\.([0-9]{1,18})', text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise UserError(f'--{name} expects its first and last step, from 1, as in 10..15; got {text!r}')
-    return int(first), int(last)
+    return int(found[1]), int(found[2])

@@ -14,6 +14,9 @@ from attnlab import environment
 GRACE = 10.0
 """Seconds that the others have to end by themselves once one has failed."""
 
+MOST = 64
+"""Processes of one machine: each needs a core or a GPU of its own to be of use."""
+
 _POLL = 0.1
 
 

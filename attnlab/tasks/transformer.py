@@ -57,6 +57,12 @@ FIELDS: dict[str, Any] = BLOCKS | dict(
 )
 """What a model of text has."""
 
+DEEPEST = 1000
+"""Layers outside of a scan: tracing takes about 10 ms a layer, several times."""
+
+DEEPEST_SCAN = 100_000
+"""Layers in a scan, each of which has a drop rate of its own."""
+
 _POSITIONS = ('learned', 'sinusoidal', 'rotary', 'alibi', 'relative', 'none')
 _DTYPES = ('float32', 'bfloat16', 'float16')
 _MLPS = ('relu', 'gelu', 'gelu_tanh', 'swiglu', 'geglu', 'reglu')
@@ -83,9 +89,10 @@ def check(model: Any) -> None:
 
 def check_blocks(model: Any) -> None:
     """`check` for the fields in `BLOCKS`."""
-    for name in ('layers', 'width', 'heads', 'active'):
+    for name in ('width', 'heads', 'active'):
         if model[name] < 1:
             raise UserError(f'model.{name} is {model[name]}; expected 1 or more')
+    check_depth(model, 'layers', model.scan)
     for name in ('kv_heads', 'head_width', 'mlp_width', 'experts', 'capacity_factor', 'load_balance', 'router_z',
                  'init'):  # fmt: skip
         if model[name] < 0:
@@ -96,6 +103,14 @@ def check_blocks(model: Any) -> None:
     check_names(model, dtype=_DTYPES, qk_norm=('none', 'rms', 'l2'), mlp=_MLPS, implementation=_IMPLEMENTATIONS)
     if model.rotary_base <= 1.0:
         raise UserError(f'model.rotary_base is {model.rotary_base}; expected more than 1')
+
+
+def check_depth(model: Any, name: str, scan: bool = False) -> None:
+    """Raises UserError for more layers than can be traced; in a scan the layers are traced once."""
+    most = DEEPEST_SCAN if scan else DEEPEST
+    if not 1 <= model[name] <= most:
+        more = '' if scan or name != 'layers' else f', or up to {DEEPEST_SCAN} with model.scan'
+        raise UserError(f'model.{name} is {model[name]}; expected 1 to {most}{more}')
 
 
 def check_names(model: Any, **known: Sequence[str]) -> None:

@@ -54,9 +54,9 @@ def check(model: Any) -> None:
         model, embedding=('product', 'convolution', 'tokenizer'), pool=('mean', 'class', 'attention'),
         positions=('learned', 'sinusoidal', 'rotary', 'none'),
     )  # fmt: skip
-    for name in ('convolutions', 'channels'):
-        if model[name] < 1:
-            raise UserError(f'model.{name} is {model[name]}; expected 1 or more')
+    transformer.check_depth(model, 'convolutions')
+    if model.channels < 1:
+        raise UserError(f'model.channels is {model.channels}; expected 1 or more')
 
 
 def check_size(model: Any, name: str) -> None:

@@ -172,8 +172,8 @@ GOOD = json.dumps(configs.tree(loaded(ONE_A_TASK['vision'])))
 DAMAGED = {
     '{}': 'config has no task; expected a str',
     GOOD.replace('"layers": 3', '"layers": "4"'): "config.model.layers is '4'; expected an int",
-    GOOD.replace('"layers": 3', '"layers": 0'): 'model.layers is 0; expected 1 or more',
-    GOOD.replace('"layers": 3', f'"layers": -{10**30}'): f'model.layers is -{10**30}; expected 1 or more',
+    GOOD.replace('"layers": 3', '"layers": 0'): 'model.layers is 0; expected 1 to 1000',
+    GOOD.replace('"layers": 3', f'"layers": -{10**30}'): f'model.layers is -{10**30}; expected 1 to 1000',
     GOOD.replace('"heads": 4, ', ''): "model.name is 'vit', which asks for model.heads; the config has no such field",
     GOOD.replace('"crop": 1', '"crop": 1e999'): 'config.data.crop is inf; expected an int',
     GOOD.replace('"digits"', '"digit"'): "data.name is 'digit'; expected 'cifar10', 'cifar100', 'digits' or 'files'",
@@ -203,3 +203,28 @@ def test_a_training_that_goes_on_says_what_differs(tmp_path):
     (tmp_path / 'config.json').write_text('{}')
     with pytest.raises(UserError, match='the work directory holds a run of another config'):
         run.train(loaded(ONE_A_TASK['vision']), tmp_path)
+
+
+# Fields that are paths
+
+
+@pytest.mark.parametrize(('experiment', 'changes'), [
+    ('language/shakespeare_char.py', [('data.folder', '~/plays')]),
+    ('language/gpt2_small.py', [('data.path', '~/plays/input.txt')]),
+    ('align/multi30k_gru.py', [('data.folder', '~/captions')]),
+    ('align/rnnsearch.py', [(f'data.{split}', '~/mine/text') for split in ('train', 'valid', 'test')]),
+    ('vision/imagenet_b16.py', [('data.train', '~/mine/images.npz'), ('data.test', '~/mine/images.npz')]),
+    ('vision/cifar10_small.py', [('data.folder', '~/cifar')]),
+    ('vision/digits.py', [('start', '~/run')]),
+])  # fmt: skip
+def test_a_path_in_a_config_may_start_with_a_tilde(tmp_path, monkeypatch, experiment, changes):
+    """The error names the file in the home folder, as there is none."""
+    monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+    config = configs.load(experiment, changes)
+    with pytest.raises(UserError) as caught:
+        run.train(config, tmp_path / 'new')
+    if 'start' in dict(changes):
+        assert str(caught.value).startswith("start is '~/run'; expected the directory of a trained run")
+    else:
+        assert str(tmp_path / 'home') in str(caught.value)
+    assert not (tmp_path / 'new').exists()

@@ -305,7 +305,7 @@ BAD = [
     ('model.dtype=float64', "model.dtype is 'float64'; expected one of float32, bfloat16, float16"),
     ('model.experts=2 model.active=3', 'model: active is 3; expected 1 to 2, the number of experts'),
     ('model.parallel=true model.order=post', "model: parallel blocks have order 'pre'"),
-    ('model.layers=0', 'model.layers is 0; expected 1 or more'),
+    ('model.layers=0', 'model.layers is 0; expected 1 to 1000, or up to 100000 with model.scan'),
     ('model.window=-1', 'model.window is -1; expected 0 or more'),
     ('model.layer_drop=1', 'model.layer_drop is 1.0; expected 0 <= rate < 1'),
     ('model.rotary_base=1', 'model.rotary_base is 1.0; expected more than 1'),

@@ -330,7 +330,7 @@ def test_two_forms_of_one_embedding_are_one_model(first_losses):
     ('model.pool=max', 'model.pool is \'max\'; expected one of mean, class, attention'),
     ('model.positions=alibi', "model.positions is 'alibi'; expected one of learned, sinusoidal, rotary, none"),
     ('model.registers=-1', 'model.registers is -1; expected 0 or more'),
-    ('model.convolutions=0', 'model.convolutions is 0; expected 1 or more'),
+    ('model.convolutions=0', 'model.convolutions is 0; expected 1 to 1000'),
     ('model.heads=5', 'model: queries have width 64; expected a multiple of 5 heads'),
     ('model.name=cnn', "model.name is 'cnn'; expected 'vit' or 'resnet'"),
     ('model.layer_drop=1.0', 'model.layer_drop is 1.0; expected 0 <= rate < 1'),

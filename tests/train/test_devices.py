@@ -136,6 +136,18 @@ def test_what_cannot_be_divided_is_refused(parallel, mesh, rows, message):
         devices.layout(parallel, mesh, rows)
 
 
+def test_meshes_that_cannot_be_counted_are_refused_at_once():
+    for mesh in ('fsdp=1000000', 'data=2049', 'data=2048,tensor=2'):
+        with pytest.raises(UserError, match=f'{mesh}.* devices; expected at most 2048, as many as XLA compiles for'):
+            devices.number_of(mesh)
+    assert devices.number_of('data=512,tensor=4') == 2048
+    with pytest.raises(UserError, match='expected a size of data once'):
+        devices.number_of('data=2,data=2')
+    for size in ('9' * 5000, '٣', '1e3', '-1', ''):
+        with pytest.raises(UserError, match=f"train.mesh has 'data={size}'; expected sizes"):
+            devices.number_of(f'data={size}')
+
+
 @pytest.mark.parametrize(('limit', 'count', 'alone', 'cpu', 'each'), [
     (250, 5000, 250, 248, 1000), (250, 30, 30, 32, 32), (1, 100, 1, 4, 4), (8, 6, 6, 8, 8),
 ])  # fmt: skip

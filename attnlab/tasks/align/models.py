@@ -75,7 +75,8 @@ def _recurrent(fields: Any, source_size: int, target_size: int) -> Model:
     for field, allowed in (('cell', ('gru', 'lstm')), ('attention', ('additive', 'dot', 'none'))):
         if fields[field] not in allowed:
             raise UserError(f'model.{field} is {fields[field]!r}; expected one of {", ".join(allowed)}')
-    for field in ('embedding', 'hidden', 'encoder_layers'):
+    transformer.check_depth(fields, 'encoder_layers')
+    for field in ('embedding', 'hidden'):
         if fields[field] < 1:
             raise UserError(f'model.{field} is {fields[field]}; expected 1 or more')
     if not 0.0 <= fields.dropout < 1.0:

@@ -40,9 +40,9 @@ def check(model: Any) -> None:
             vit.check(model)
         case 'resnet':
             vit.check_size(model, 'image')
-            for name in ('width', 'blocks'):
-                if model[name] < 1:
-                    raise UserError(f'model.{name} is {model[name]}; expected 1 or more')
+            transformer.check_depth(model, 'blocks')
+            if model.width < 1:
+                raise UserError(f'model.width is {model.width}; expected 1 or more')
         case name:
             raise UserError(f"model.name is {name!r}; expected 'vit' or 'resnet'")
 
