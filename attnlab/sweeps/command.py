@@ -127,13 +127,13 @@ def _worker(
     environment.stop_with_launcher()
     environment.share(which, count)
     environment.prepare()
-    from attnlab.sweeps import begin, board, points, storage, worker
+    from attnlab.sweeps import begin, board, database, points, worker
 
     try:
         plan = points.plan(given.config, given.overrides, names, search)
         begin.check(folder, plan)
         if given.storage:
-            storage.check(given.storage)
+            database.check(given.storage)
         spec = begin.begin(folder, plan)
         url = given.storage or f'sqlite:///{folder.resolve()}/sweep.db'
         worker.work(board.Board(folder, plan, {}), spec['id'], url)
@@ -161,12 +161,12 @@ def _begin(given: argparse.Namespace, folder: Path) -> None:
     """Begins a sweep whose points others run."""
     before = dict(os.environ)
     environment.pretend(_MANY)  # what they find is not here
-    from attnlab.sweeps import begin, board, points, storage
+    from attnlab.sweeps import begin, board, database, points
 
     plan = points.plan(given.config, given.overrides, given.sweep.split(','), _search(given))
     begin.check(folder, plan)
     if given.storage:
-        storage.check(given.storage)
+        database.check(given.storage)
     begin.begin(folder, plan)
     if given.retry:
         seen = board.Board(folder, plan, {})

@@ -7,8 +7,6 @@ Who runs a point holds a lock of its file system and sends heartbeats.  On one m
 once that its holder is dead; of another machine the heartbeats tell, by the clock of the database.
 """
 
-import logging
-import os
 import random
 import socket
 import sqlite3
@@ -21,7 +19,6 @@ from typing import Any, NamedTuple, TextIO
 
 import optuna
 import sqlalchemy
-import sqlalchemy.event
 import sqlalchemy.exc
 from optuna.exceptions import ExperimentalWarning, OptunaError, UpdateFinishedTrialError
 from optuna.storages import RDBStorage
@@ -29,24 +26,14 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from attnlab import files
 from attnlab.errors import RunError, UserError
-from attnlab.sweeps import space
+from attnlab.sweeps import database, space
 from attnlab.sweeps.outcome import BEAT, GRACE, Outcome
 
 KILLS = 4
 """A point whose worker was killed so often, and got no further in between, has failed."""
 
-LOCKED = 600.0
-"""Seconds that an SQLite file may be locked by another process before a worker gives up."""
-
 _ATTEMPTS = 8
-_SQLITE = b'SQLite format 3\0'
-_LOOK = 2.0
-_TOLD = 60.0
 _OPEN = (TrialState.WAITING, TrialState.RUNNING)
-
-
-class Lost(RunError):
-    """The database failed: the worker ends, and the point it runs is not at fault."""
 
 
 class Store(NamedTuple):
@@ -89,19 +76,19 @@ def connect(
     check: called while an SQLite file is locked by another process; raises to stop waiting.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    shown, full = _url(url)
+    shown, full = database.parse(url)
     for attempt in range(_ATTEMPTS):  # where several make the tables at once, all but one fail
         try:
-            storage = _open(full, check)
+            storage = database.open_storage(full, check)
             direction = 'maximize' if direction == 'max' else 'minimize'
             study = optuna.create_study(
                 storage=storage, study_name=name, direction=direction, pruner=pruner, load_if_exists=True
             )
         except ImportError as error:
-            raise _no_driver(shown, full) from error
+            raise database.no_driver(shown, full) from error
         except (OptunaError, sqlalchemy.exc.SQLAlchemyError, KeyError) as error:
             if attempt == _ATTEMPTS - 1:
-                raise UserError(f'--storage={shown} cannot be opened: {_why(error)}') from error
+                raise UserError(f'--storage={shown} cannot be opened: {database.why(error)}') from error
             time.sleep(random.uniform(0.1, 0.5))
         else:
             locks.mkdir(parents=True, exist_ok=True)
@@ -111,124 +98,17 @@ def connect(
 
 @contextmanager
 def lost(store: Store) -> Iterator[None]:
-    """Raises Lost for whatever the database raises."""
+    """Raises database.Lost for whatever the database raises."""
     try:
         yield
     except (OptunaError, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as error:
-        raise Lost(f'--storage={store.shown} fails: {_why(error)}') from error
+        raise database.Lost(f'--storage={store.shown} fails: {database.why(error)}') from error
 
 
 def close(store: Store) -> None:
     """Leaves the database."""
     store.storage.remove_session()
     store.storage.engine.dispose()
-
-
-def check(url: str) -> None:
-    """Raises UserError for a database that cannot be reached; makes nothing in it."""
-    shown, full = _url(url)
-    try:
-        if full.get_backend_name() == 'sqlite':
-            _check_file(shown, full.database)
-        else:
-            sqlalchemy.create_engine(full, poolclass=sqlalchemy.NullPool).connect().close()
-    except ImportError as error:
-        raise _no_driver(shown, full) from error
-    except sqlalchemy.exc.SQLAlchemyError as error:
-        raise UserError(f'--storage={shown} cannot be reached: {_why(error)}') from error
-
-
-def _check_file(shown: str, name: str | None) -> None:
-    if not name or name == ':memory:':
-        raise UserError(f'--storage={shown} is a database in memory; expected a file, as in sqlite:///FILE')
-    file = Path(name)
-    if not file.parent.is_dir():
-        raise UserError(f'--storage={shown}: there is no folder {file.parent}')
-    if file.exists() and not file.is_file():
-        raise UserError(f'--storage={shown}: {file} is no file')
-    if not os.access(file if file.exists() else file.parent, os.R_OK | os.W_OK):
-        raise UserError(f'--storage={shown}: {file} cannot be written')
-    if file.exists():
-        with file.open('rb') as opened:
-            start = opened.read(len(_SQLITE))
-        if start not in (b'', _SQLITE):
-            raise UserError(f'--storage={shown}: {file} is no SQLite database')
-
-
-def _no_driver(shown: str, url: sqlalchemy.URL) -> UserError:
-    hint = "; pip install 'attnlab[postgresql]'" if url.get_backend_name() == 'postgresql' else ''
-    return UserError(f'--storage={shown} needs a driver that is not installed{hint}')
-
-
-def _why(error: BaseException) -> str:
-    return ' '.join(str(error.__cause__ or error).split())
-
-
-def _url(text: str) -> tuple[str, sqlalchemy.URL]:
-    """As it may be shown, and as it is used."""
-    try:
-        file = text.removeprefix('sqlite:///')
-        # Of a file's name no character means anything else.
-        url = sqlalchemy.make_url(text) if file == text else sqlalchemy.URL.create('sqlite', database=file)
-        url.get_backend_name()
-    except (sqlalchemy.exc.ArgumentError, ValueError):  # ValueError: of a port that is no number
-        raise UserError(f'--storage expects a URL as in postgresql://user@host/database, got {text!r}') from None
-    shown = url.render_as_string(hide_password=True) if file == text else text
-    return shown, url.set(drivername='postgresql+psycopg') if url.drivername == 'postgresql' else url
-
-
-def _open(url: sqlalchemy.URL, check: Callable[[], None]) -> RDBStorage:
-    local = url.get_backend_name() == 'sqlite'
-    # SQLite has no locks of rows, and by default Python begins no transaction before it writes: two would read WAITING.
-    arguments = {'timeout': _LOOK, 'isolation_level': None, 'factory': _waiting(str(url.database), check)}
-    options = {'connect_args': arguments} if local else {'pool_pre_ping': True}
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore', ExperimentalWarning)
-        text = url.render_as_string(hide_password=False)
-        storage = RDBStorage(text, options, heartbeat_interval=int(BEAT), grace_period=int(GRACE))
-    if local:
-        begin = lambda connection: connection.exec_driver_sql('BEGIN IMMEDIATE')
-        sqlalchemy.event.listen(storage.engine, 'begin', begin)
-    return storage
-
-
-def _waiting(file: str, check: Callable[[], None]) -> type[sqlite3.Connection]:
-    """Connections to an SQLite file that wait while another process locks it, and log that they do.
-
-    SQLite waits too, but silently, and no signal is handled meanwhile: so it waits for `_LOOK` seconds at a time.
-    """
-
-    def patiently(act: Callable[..., Any], *args: Any) -> Any:
-        begun, told = time.monotonic(), 0.0
-        while True:
-            try:
-                return act(*args)
-            except sqlite3.OperationalError as error:
-                if (error.sqlite_errorcode & 0xFF) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                    raise
-            check()
-            waited = time.monotonic() - begun
-            if waited > LOCKED:
-                raise Lost(f'{file} has been locked by another process for {waited:.0f} s; the same command goes on')
-            if waited > told:
-                logging.warning('%s is locked by another process; waits for it', file)
-                told = waited + _TOLD
-
-    class Cursor(sqlite3.Cursor):
-        def execute(self, *args: Any) -> Any:
-            return patiently(super().execute, *args)
-
-        def executemany(self, *args: Any) -> Any:
-            return patiently(super().executemany, *args)
-
-    class Connection(sqlite3.Connection):
-        def cursor(self, factory: Any = Cursor) -> Any:
-            return super().cursor(factory)
-
-        def commit(self) -> None:
-            patiently(super().commit)
-
-    return Connection
 
 
 # Claims
@@ -401,7 +281,8 @@ class _Named(Trial):
         try:
             return super()._suggest(name, distribution)
         except ValueError as error:  # as for choices that are not those of an earlier trial
-            raise UserError(f'{name}, drawn from {space.shown(distribution)}: {" ".join(str(error).split())}') from error
+            what = f'{name}, drawn from {space.shown(distribution)}'
+            raise UserError(f'{what}: {" ".join(str(error).split())}') from error
 
 
 def trial_of(store: Store, claim: Claim, sampler: str, seed: int) -> Trial:

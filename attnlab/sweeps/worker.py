@@ -17,7 +17,7 @@ from typing import Any
 from attnlab import config as configs
 from attnlab.errors import Pruned, RunError, Stopped, UserError
 from attnlab.sweeps import board as boards
-from attnlab.sweeps import outcome, points, space, storage
+from attnlab.sweeps import database, outcome, points, space, storage
 from attnlab.sweeps.board import Board
 from attnlab.sweeps.outcome import BEAT, Outcome
 from attnlab.sweeps.points import Plan, Point
@@ -105,7 +105,7 @@ def _drawn(board: Board, store: storage.Store, number: int, trial: Any) -> tuple
             overrides = search(trial)
         config = points.configured(plan.config, plan.overrides, overrides)
         overrides, end = points.typed(config, overrides), _of_another(board, number, config)
-    except storage.Lost:
+    except database.Lost:
         raise
     except (Exception, SystemExit) as error:  # whatever the experiment's author raises
         overrides, end = {}, _failed(plan, error, 0.0)
@@ -151,7 +151,7 @@ def _run(
         with _log(outcome.point_folder(folder, point.name) / 'log.txt'), _beating(says, beat):
             end = _trained(plan, point, workdir, signals, watch, spent)
             outcome.write_outcome(folder, point.name, end)
-    except (Stopped, storage.Lost):
+    except (Stopped, database.Lost):
         says(False)
         raise
     gc.collect()  # the arrays that the point leaves
@@ -168,7 +168,7 @@ def _trained(
         return Outcome(
             'done', plan.metric, plan.direction, done[f'best_{plan.metric}'], int(done['best_step']), spent()
         )
-    except storage.Lost:
+    except database.Lost:
         raise
     except Pruned as wish:
         print(wish)

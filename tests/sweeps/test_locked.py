@@ -7,7 +7,7 @@ import time
 import pytest
 
 from attnlab.errors import RunError, Stopped
-from attnlab.sweeps import begin, board, outcome, points, storage, worker
+from attnlab.sweeps import begin, board, database, outcome, points, storage, worker
 from tests.sweeps.test_worker import SWEEPS, Trainer
 
 FOLDERS = ['[x]*', 'a b', '~', '100%', 'a%20b', 'a?b=1', 'a#b', '{x}', 'ü', '\'"', 'a:b@c', '$HOME', '\\', 'two\nlines']
@@ -22,7 +22,7 @@ def file(tmp_path):
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch):
-    monkeypatch.setattr(storage, '_LOOK', 0.05)
+    monkeypatch.setattr(database, '_LOOK', 0.05)
 
 
 def opened(file, check=lambda: None):
@@ -72,7 +72,7 @@ def test_a_reader_holds_back_the_commit_alone(file, caplog):
 
 
 def test_a_file_that_stays_locked_is_one_line(file, monkeypatch):
-    monkeypatch.setattr(storage, 'LOCKED', 0.2)
+    monkeypatch.setattr(database, 'LOCKED', 0.2)
     store = opened(file)
     with locked(file):
         for act in (lambda: opened(file), lambda: taken(store), lambda: storage.beat(store, 1)):
@@ -117,7 +117,7 @@ def test_heartbeats_that_a_lock_held_back_come_before_a_claim_is_lost(file, monk
 def test_a_folder_of_any_name_holds_its_database(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
-    storage.check(f'sqlite:///{folder}/sweep.db')
+    database.check(f'sqlite:///{folder}/sweep.db')
     store = opened(folder / 'sweep.db')
     claim = taken(store)
     claim.lock.close()
@@ -137,7 +137,7 @@ def test_a_database_that_fails_ends_the_worker_and_not_the_point(experiment, tmp
     monkeypatch.setattr(worker.run, 'train', trainer)
 
     def fails(*args):
-        storage.sqlalchemy.create_engine('sqlite://').connect().exec_driver_sql('SELECT 1 FROM nowhere')
+        database.sqlalchemy.create_engine('sqlite://').connect().exec_driver_sql('SELECT 1 FROM nowhere')
 
     with monkeypatch.context() as patch:
         if at == 'draw':

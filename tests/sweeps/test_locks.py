@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.sweeps import storage
+from attnlab.sweeps import database, storage
 from tests.sweeps.conftest import python
 
 
@@ -25,7 +25,7 @@ from tests.sweeps.conftest import python
 ])  # fmt: skip
 def test_a_database_that_is_none(url, line):
     with pytest.raises(UserError) as caught:
-        storage.check(url)
+        database.check(url)
     assert str(caught.value).startswith(line) and 'secret' not in str(caught.value)
 
 
