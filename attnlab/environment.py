@@ -125,5 +125,25 @@ def pretend(devices: int) -> None:
     _add_flags(f'--xla_{_DEVICES}={devices}')  # the last one counts
 
 
+def memory() -> int:
+    """Bytes that the processes of this machine may use together: its RAM, or less where a control group has less."""
+    limits = [os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')]
+    try:
+        group = Path('/proc/self/cgroup').read_text().rpartition('::')[2].strip()
+    except OSError:
+        group = ''
+    root = Path('/sys/fs/cgroup')
+    folder = root / group.lstrip('/')
+    for file in (
+        *(each / 'memory.max' for each in (folder, *folder.parents) if each.is_relative_to(root)),
+        root / 'memory' / 'memory.limit_in_bytes',  # version 1 of control groups
+    ):
+        try:
+            limits.append(int(file.read_text()))
+        except (OSError, ValueError):  # no such file, or no limit: 'max'
+            continue
+    return min(limits)
+
+
 def _add_flags(*flags: str) -> None:
     os.environ['XLA_FLAGS'] = ' '.join([*os.environ.get('XLA_FLAGS', '').split(), *flags])

@@ -154,10 +154,10 @@ def evaluate(workdir: Path, split: str | None = None) -> tuple[str, dict[str, An
     kind = tasks.module(run.config)
     split = split or str(kind.SPLIT)
     scores = layout.use(lambda params: kind.evaluate(run.config, workdir, params, split), run.params)
+    scores |= {'step': run.step, 'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
     for name, value in scores.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise RunError(f'{workdir}: the {name} of {split} is {value}, with the parameters of step {run.step}')
-    scores |= {'step': run.step, 'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
+            raise RunError(f'the {name} of split {split!r} is {value}: the parameters of step {run.step} have diverged')
     text = json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False)
     files.write(workdir / f'scores-{split}.json', text + '\n')
     return split, scores
