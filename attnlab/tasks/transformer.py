@@ -80,6 +80,8 @@ def check(model: Any) -> None:
     for name in ('context', 'taps'):
         if model[name] < 1:
             raise UserError(f'model.{name} is {model[name]}; expected 1 or more')
+    if model.context >= 2**31:
+        raise UserError(f'model.context is {model.context}; expected less than {2**31}: positions are 32-bit integers')
     if model.window < 0:
         raise UserError(f'model.window is {model.window}; expected 0 or more')
     check_names(model, positions=_POSITIONS)

@@ -12,12 +12,15 @@ from attnlab.train.cost import compiler_flops, gradient_flops, product_flops, sa
 
 
 class Row(NamedTuple):
-    """A quantity: of one layer, of what is in none, and of the whole; the first two None where layers are not alike."""
+    """A quantity: of one layer, of what is in none, and of the whole.
+
+    The first two are None where layers are not alike, and all three where it cannot be computed.
+    """
 
     name: str
     layer: float | None
     rest: float | None
-    whole: float
+    whole: float | None
     unit: str
 
 
@@ -26,7 +29,8 @@ def count(config: Any) -> tuple[str, list[Row]]:
 
     Operations are those of products, two for each multiplication; attention counts all pairs, also those that a mask
     rules out, and experts the active ones.  The compiler's own count has everything else in it, additions, norms and
-    the like; it is that of one and of two layers in a loop, drawn out to all, as XLA counts a scan's body once.
+    the like; it is that of one and of two layers in a loop, drawn out to all, as XLA counts a scan's body once,
+    and is left empty where an array has 2^63 elements or more, of which XLA has no account.
     Activations are what the forward pass keeps for the backward pass; the compiler may keep less.
     """
     kind = tasks.module(config)
@@ -71,7 +75,10 @@ def count(config: Any) -> tuple[str, list[Row]]:
 
 
 def _compilers(name: str, f: Callable[[Outline], Any], each: list[Outline], layers: int) -> Row:
-    one, two = (compiler_flops(f(outline), outline.params, *outline.batch) for outline in each)
+    try:
+        one, two = (compiler_flops(f(outline), outline.params, *outline.batch) for outline in each)
+    except RuntimeError:  # XLA's, for an array of 2^63 elements or more
+        return Row(f"  the compiler's, {name}", None, None, None, '')
     return Row(f"  the compiler's, {name}", two - one, 2 * one - two, one + (layers - 1) * (two - one), '')
 
 

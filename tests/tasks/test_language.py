@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 from functools import partial
 from pathlib import Path
 
@@ -343,3 +344,12 @@ def test_what_only_the_text_can_tell_leaves_no_trace_either(tmp_path):
         with pytest.raises(UserError, match=message):
             run.train(tiny_language(tmp_path, **changes), tmp_path / 'new')
     assert not (tmp_path / 'new').exists()
+
+
+@pytest.mark.parametrize('documents', ['', 'lines'])
+def test_a_context_longer_than_the_text_is_refused_before_rows_of_it_are_made(tmp_path, documents):
+    config = tiny_language(tmp_path, data__documents=documents, model__context=10**9)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match=r'model.context is 1000000000; expected at most \d+, the tokens of the train'):
+        language.build(config, tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # kilobytes: 1 GiB

@@ -3,10 +3,11 @@
 from functools import partial
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from attnlab import cli
+from attnlab import cli, environment
 from attnlab.data import tokens
 from attnlab.data.corpus import Text
 from attnlab.errors import UserError
@@ -81,6 +82,8 @@ REFUSED = [
     (['--prompt=the', '--samples=0'], 'samples is 0; expected at least 1'),
     (['--prompt=the', '--seed=-1'], 'seed is -1; expected'),
     (['--prompt=the', '--seed=99999999999999999999'], 'seed is 99999999999999999999; expected'),
+    (['--prompt=the', '--tokens=1000000000000'], '1 samples of 1000000000003 tokens take about 4e+13 bytes; this'),
+    (['--prompt=the', '--samples=1000000000'], '1000000000 samples of 203 tokens take about'),
     (['--prompt=the', '--temperature=-1'], 'temperature is -1.0; expected a finite number, at least 0'),
     (['--prompt=the', '--temperature=nan'], 'temperature is nan; expected a finite number'),
     (['--prompt=the', '--top_k=0'], 'top_k is 0; expected a whole number, at least 1'),
@@ -144,3 +147,14 @@ def test_a_run_does_what_its_task_does(stream, translating, capsys):
     assert capsys.readouterr().err == "attnlab: a run of task 'language' does not translate\n"
     assert cli.main(['generate', f'--workdir={translating}', '--prompt=the cat']) == 2
     assert capsys.readouterr().err == "attnlab: a run of task 'align' does not generate\n"
+
+
+def test_what_is_larger_than_the_memory_is_refused_before_anything_is_made(speaker, write, monkeypatch):
+    """On a machine of 16 GB; the parameters come as shapes, with which nothing could be computed."""
+    model, params, vocabulary, _ = speaker
+    shapes = jax.eval_shape(lambda: params)
+    monkeypatch.setattr(environment, 'memory', lambda: 16 * 10**9)
+    for numbers in (dict(tokens=10**9), dict(samples=10**9, tokens=1), dict(samples=10**5, tokens=10**5)):
+        with pytest.raises(UserError, match='samples of .* tokens take about .* bytes; this machine has 1.6e\\+10'):
+            writer.write(model, shapes, vocabulary, 'the cat', False, **numbers)
+    assert len(write(tokens=3, samples=2)) == 2

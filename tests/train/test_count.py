@@ -1,6 +1,7 @@
 """What models cost, from their shapes: the published numbers of published models."""
 
 import re
+import resource
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from attnlab import cli, tasks
 from attnlab import config as configs
 from attnlab.train import count
 from attnlab.train.cost import saved_bytes, tree_size
-from tests.tasks.conftest import LINES
+from tests.tasks.conftest import LINES, tiny_language
 
 LANGUAGE, ALIGN = 'experiments/language', 'experiments/align'
 VISION = 'experiments/vision/imagenet_b16.py'
@@ -161,6 +162,7 @@ def test_the_table(monkeypatch, capsys):
     ('model.heads=7', 'model: queries have width 768; expected a multiple of 7 heads, or head_width'),
     ('model.width=0', 'model.width is 0; expected 1 or more'),
     ('model.experts=2 model.active=3', 'model: active is 3; expected 1 to 2, the number of experts'),
+    ('model.context=2147483648', 'model.context is 2147483648; expected less than 2147483648: positions are 32-bit'),
     ('data.vocabulary=characters data.vocabulary_size=0', 'data.path is empty; expected a text file'),
     ('task=languages', "task is 'languages'; expected 'align', 'language' or 'vision'"),
 ])  # fmt: skip
@@ -169,3 +171,15 @@ def test_a_model_that_cannot_be_is_refused_in_one_line(capsys, as_used, override
     assert cli.main(['count', f'--config={LANGUAGE}/gpt2_small.py', *overrides]) == 2
     out, error = capsys.readouterr()
     assert out == '' and error.startswith(f'attnlab: {message}') and error.count('\n') == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('positions', ['learned', 'rotary'])
+def test_a_context_that_no_memory_holds_is_counted(tmp_path, positions):
+    """A matrix of all pairs has 2^63 elements and more: the compiler's account is left empty."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    config = tiny_language(tmp_path, model__heads=4, model__context=2 * 10**9, model__positions=positions)
+    found = {row.name.strip(): row.whole for row in count.count(config)[1]}
+    assert found["the compiler's, forward"] is None and found['FLOP, forward'] > 10**20
+    assert (found['parameters'] > 16 * 2 * 10**9) == (positions == 'learned')
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # kilobytes: 1 GiB

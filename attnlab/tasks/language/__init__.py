@@ -84,6 +84,9 @@ def build(config: Any, workdir: Path) -> Task:
     ids = {split: corpus.encode(config.data, each, vocabulary) for split, each in texts.items()}
     model = build_model(config, vocabulary.size)
     T, B = config.model.context, config.train.batch_size
+    length = sum(map(len, ids['train']))
+    if T > length:  # rows would be padding for the most part, as large as the memory or larger
+        raise UserError(f'model.context is {T}; expected at most {length}, the tokens of the training text')
     every = corpus.every(config.data, ids['train'], T)
     if config.data.documents:
         draw = rows.shuffled(every, B, config.seed)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attnlab import environment
 from attnlab.config import check_seed
 from attnlab.data.tokens import Tokens
 from attnlab.decode import cache
@@ -37,7 +38,8 @@ def write(
     temperature, top_k, top_p: as in `attnlab.decode.sampling.sample`.  Sample i is the same however many there are.
 
     Raises:
-      UserError: for numbers out of range, a prompt of characters that the model does not know, and one without any.
+      UserError: for numbers out of range, texts that are larger than the memory, a prompt of characters that the model
+        does not know, and one without any.
       RunError: if the model's logits are NaN or infinite.
     """
     for name, number in (('tokens', tokens), ('samples', samples)):
@@ -46,6 +48,7 @@ def write(
     check_seed(seed)
     ids = start(vocabulary, prompt, documents)
     end = vocabulary.marks[1] if documents and vocabulary.marks else None
+    _check_memory(model, params, samples, len(ids) + tokens)
     go_on = continuation(model, end, temperature, top_k, top_p)
     texts, want = [ids.tolist() for _ in range(samples)], len(ids) + tokens
     open_rows = np.ones(samples, bool)
@@ -74,6 +77,22 @@ def start(vocabulary: Tokens, prompt: str, documents: bool) -> np.ndarray:
     if not len(ids) and (prompt or marks is None):  # sub-words leave nothing of a prompt of invisible characters
         raise UserError('the prompt is empty; expected some text to go on from')
     return ids if marks is None else np.concatenate([[marks[0]], ids])
+
+
+def _check_memory(model: LanguageModel, params: Params, samples: int, length: int) -> None:
+    """Raise UserError where so many texts of `length` tokens, and the cache of each, are larger than the memory."""
+    held = jax.eval_shape(lambda params: cache.start(model, params, 1, model.context), params)
+    kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
+    on_device = samples * (2 * kept + 8 * model.vocabulary)  # the cache before and after a step, and float32 logits
+    text = samples * 40 * length  # a list of Python integers: 8 bytes for a place and 32 for an integer
+    host, device = environment.memory(), jax.local_devices()[0]
+    if device.platform == 'cpu':
+        room, needed = host, on_device + text
+    else:
+        room, needed = (device.memory_stats() or {}).get('bytes_limit', host), on_device
+    if needed > room or text > host:
+        came = f'{samples} samples of {length} tokens take about {max(needed, text):.2g} bytes'
+        raise UserError(f'{came}; this machine has {min(room, host):.2g}; expected fewer samples or tokens')
 
 
 def continuation(
