@@ -145,7 +145,8 @@ def _eval(given: argparse.Namespace) -> None:
 
     split, scores = run.evaluate(workdir, given.split)
     print(screen.scores(scores))
-    print(f'page: {page.run_page(workdir, split)}')
+    with files.optional(workdir):
+        print(f'page: {page.run_page(workdir, split, scores)}')
 
 
 def _translate(given: argparse.Namespace) -> None:
@@ -193,6 +194,7 @@ def _attend(given: argparse.Namespace) -> None:
     texts = given.words
     if not texts or any(map(is_blank, texts)):
         raise UserError('attend expects a text in quotes, an image, or several')
+    files.check_writable(workdir)  # files are all that it makes
 
     environment.prepare()
     from attnlab import tasks

@@ -1,9 +1,10 @@
 """Files that a reader sees whole or not at all, whatever ends the one who writes them; locks; folders to write to."""
 
+import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -22,13 +23,42 @@ def replaced(path: str | os.PathLike) -> Iterator[Path]:
             error.filename = str(path)
         raise
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # it would hide the error above
+            part.unlink(missing_ok=True)
 
 
 def write(path: str | os.PathLike, content: str | bytes) -> None:
     """Writes a whole file; text as UTF-8, ends of line as they are."""
     with replaced(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def optional(folder: str | os.PathLike) -> Iterator[None]:
+    """Logs OSError instead of raising it, once for a folder: for files beside a result that is printed."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if (name := os.fspath(folder)) not in _UNWRITABLE:
+            _UNWRITABLE.add(name)
+            reason = f'{error.filename}: {error.strerror}' if error.filename else error
+            logging.warning('files in %s cannot be written (%s)', name, reason)
+
+
+_UNWRITABLE: set[str] = set()
+"""Folders that `optional` has logged."""
+
+
+def check_writable(folder: str | os.PathLike) -> None:
+    """Raises OSError where no file can be made in a folder."""
+    part = beside(Path(folder) / 'new')
+    try:
+        part.touch()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(folder)) from None
+    part.unlink()
 
 
 def beside(path: str | os.PathLike) -> Path:

@@ -228,10 +228,8 @@ def test_control_characters_are_printed_as_escapes(capsys):
 def test_eval(calls, capsys):
     assert cli.main(['eval', '--workdir=runs/one']) == 0
     assert cli.main(['eval', '--split=valid', '--workdir', 'runs/one']) == 0
-    one = Path('runs/one')
-    assert calls == [
-        call for given in (None, 'valid') for call in (('evaluate', (one, given), {}), ('run_page', (one, 'valid'), {}))
-    ]
+    one, page = Path('runs/one'), ('run_page', (Path('runs/one'), 'valid', SCORES), {})
+    assert calls == [('evaluate', (one, None), {}), page, ('evaluate', (one, 'valid'), {}), page]
     assert capsys.readouterr().out.splitlines()[:3] == [
         'bleu                12.5000  nrefs:1',
         '7 sentences, 1,234 parameters, step 9',

@@ -58,3 +58,20 @@ def test_a_kill_leaves_the_old_one(tmp_path):
     assert path.read_bytes() == b'old'
     files.write(path, b'new')
     assert path.read_bytes() == b'new'
+
+
+def test_a_file_beside_a_printed_result_may_fail_and_is_told_once(tmp_path, caplog):
+    (tmp_path / 'samples').touch()
+    for _ in range(2):
+        with files.optional(tmp_path):
+            files.write(tmp_path / 'samples' / 'x', 'x')
+    assert caplog.messages == [f'files in {tmp_path} cannot be written ({tmp_path}/samples/x: Not a directory)']
+    with pytest.raises(BrokenPipeError), files.optional(tmp_path):  # whoever reads what is printed has gone
+        raise BrokenPipeError
+
+
+def test_a_folder_that_can_be_written_stays_as_it_was(tmp_path):
+    files.check_writable(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="No such file or directory: '.*nowhere'"):
+        files.check_writable(tmp_path / 'nowhere')

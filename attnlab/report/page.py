@@ -20,6 +20,7 @@ from attnlab import files
 from attnlab.errors import UserError
 from attnlab.report import figures
 from attnlab.tasks import heatmap
+from attnlab.train import metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -141,8 +142,10 @@ def image(picture: bytes | Figure, alt: str, caption: str = '') -> str:
             f'src="data:image/png;base64,{base64.b64encode(data).decode()}"></figure>')
 
 
-def run_page(workdir: str | Path, split: str = 'test') -> Path:
+def run_page(workdir: str | Path, split: str = 'test', scores: dict[str, Any] | None = None) -> Path:
     """Writes WORKDIR/report.html of a run and returns its path; reads nothing but the run's directory.
+
+    scores: those to show; None reads them from scores-SPLIT.json.
 
     config.json         the config; shown, and its model and data fields summed up in a line
     metrics.jsonl       one record a line: {"step", "split", "loss", "bleu", ...}; may be absent
@@ -159,7 +162,7 @@ def run_page(workdir: str | Path, split: str = 'test') -> Path:
     Raises UserError where a file is missing or is not JSON, ValueError where labels and weights disagree in size.
     """
     workdir = Path(workdir)
-    run = _read(workdir, split)
+    run = _read(workdir, split, scores)
     path = workdir / 'report.html'
     write(path, f'{workdir.resolve().name}, {split}', _sections({'': run}))
     return path
@@ -241,12 +244,13 @@ def _card(source: str, found: Mapping[str, Mapping], pictures: Mapping[str, byte
     return f'<div class="card"><dl>{texts}</dl>' + ''.join(images) + '</div>'
 
 
-def _read(workdir: Path, split: str) -> dict[str, Any]:
+def _read(workdir: Path, split: str, scores: dict[str, Any] | None = None) -> dict[str, Any]:
     """config, scores, metrics, samples (weights as arrays) and a summary in a line, of one run's directory."""
     config = _json(workdir / 'config.json', 'train')
-    scores = _json(workdir / f'scores-{split}.json', 'eval')
+    if scores is None:
+        scores = _json(workdir / f'scores-{split}.json', 'eval')
     samples = workdir / 'samples' / f'{split}.json'
-    return {'config': config, 'scores': scores, 'metrics': _records(workdir / 'metrics.jsonl'),
+    return {'config': config, 'scores': scores, 'metrics': metrics.read(workdir),
                 'samples': _samples(samples) if samples.exists() else [], 'summary': _summary(config),
             'pictures': _pictures(workdir / 'figures' / f'eval-{split}')}
 
@@ -261,23 +265,11 @@ def _pictures(folder: Path) -> list[tuple[bytes, str]]:
 
 def _json(path: Path, command: str) -> Any:
     try:
-        return _parsed(path.read_text('utf-8'), str(path))
+        return json.loads(path.read_text('utf-8'))
     except FileNotFoundError:
         raise UserError(f'{path} is missing: `attnlab {command}` writes it') from None
-
-
-def _parsed(text: str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UserError(f'{place} is not JSON: {error}') from None
-
-
-def _records(path: Path) -> list[dict]:
-    """The lines of metrics.jsonl; a last line that a kill cut short is left out."""
-    lines = path.read_text('utf-8').split('\n') if path.exists() else ['']
-    return [_parsed(line, f'{path}, line {number}')  # a whole line ends in a newline
-            for number, line in enumerate(lines[:-1], 1)]
+    except (ValueError, RecursionError) as error:
+        raise UserError(f'{path} is not JSON: {error}') from None
 
 
 def _samples(path: Path) -> list[dict]:

@@ -1,10 +1,12 @@
 """Numbers of a run: one JSON object a line in `metrics.jsonl`, and TensorBoard event files beside it."""
 
 import json
+import logging
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,8 +69,8 @@ def _cut(path: Path, step: int) -> None:
     """Ends a metrics file behind a step; a kill or a full disk in the midst of it leaves it as it was."""
     try:
         kept = [line for line in read_lines(path) if json.loads(line)['step'] <= step]
-    except (ValueError, KeyError, TypeError):
-        raise RunError(f'{path} has a line that is no record of a step; without it the run can go on') from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise RunError(f'{path} has a line that is not a record of a step: delete that line to go on') from None
     text = ''.join(line + '\n' for line in kept)
     if path.exists() and path.read_text(encoding='utf-8') != text:
         files.write(path, text)
@@ -83,5 +85,23 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read(workdir: Path) -> list[dict]:
-    """The records of a run, in order."""
-    return [json.loads(line) for line in read_lines(Path(workdir) / 'metrics.jsonl')]
+    """Records of a run, in order; lines that are no records are left out, and counted in the log."""
+    path = Path(workdir) / 'metrics.jsonl'
+    if not path.exists():
+        return []
+    *lines, _ = path.read_bytes().split(b'\n')
+    records = [_record(line) for line in lines]
+    if wrong := [number for number, record in enumerate(records, 1) if record is None]:
+        logging.warning('%s: left out %d lines that are no records, the first is line %d', path, len(wrong), wrong[0])
+    return [record for record in records if record is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The record in a line: a step, a split and finite or missing numbers; None for anything else."""
+    try:
+        record = json.loads(line)
+        step, split, numbers = record['step'], record['split'], [x for x in record.values() if x != record['split']]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    fine = all(x is None or type(x) in (int, float) and abs(x) < 1e300 for x in numbers)
+    return record if type(step) is int and isinstance(split, str) and fine else None

@@ -168,7 +168,7 @@ def load(workdir: Path, layout: devices.Layout | None = None) -> Run:
 def evaluate(workdir: Path, split: str | None = None) -> tuple[str, dict[str, Any]]:
     """Scores a run on a whole split, its task's own if None; writes `scores-SPLIT.json` and the task's samples.
 
-    Returns the split's name and the scores.
+    Returns the split's name and the scores, also where nothing can be written in the directory.
     """
     train = config(workdir).train
     layout = devices.to_use(train.get('mesh', 'data=0'), train.batch_size)
@@ -181,5 +181,6 @@ def evaluate(workdir: Path, split: str | None = None) -> tuple[str, dict[str, An
         if isinstance(value, float) and not math.isfinite(value):
             raise RunError(f'the {name} of split {split!r} is {value}: the parameters of step {run.step} have diverged')
     text = json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False)
-    files.write(workdir / f'scores-{split}.json', text + '\n')
+    with files.optional(workdir):
+        files.write(workdir / f'scores-{split}.json', text + '\n')
     return split, scores

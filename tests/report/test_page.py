@@ -169,10 +169,17 @@ def test_what_is_missing_or_broken_is_named(tmp_path):
         page.run_page(folder)
     with pytest.raises(UserError, match=r'config.json is missing.*attnlab train'):
         page.run_page(tmp_path / 'nowhere')
-    (folder / 'metrics.jsonl').write_text('{}\n{"step\n')
-    (folder / 'scores-test.json').write_text('{}')
-    with pytest.raises(UserError, match=r'metrics\.jsonl, line 2 is not JSON'):
+    (folder / 'scores-test.json').write_bytes(b'\xff')
+    with pytest.raises(UserError, match=r'scores-test\.json is not JSON'):
         page.run_page(folder)
+
+
+def test_lines_of_metrics_that_are_no_records_are_left_out(tmp_path, caplog):
+    folder = run(tmp_path / 'a')
+    path = folder / 'metrics.jsonl'
+    path.write_bytes(b'\xff\xfe\n5\n' + path.read_bytes())
+    page.run_page(folder)
+    assert caplog.messages == [f'{path}: left out 2 lines that are no records, the first is line 1']
 
 
 def test_a_page_stays_small_and_says_what_it_left_out(tmp_path, monkeypatch):

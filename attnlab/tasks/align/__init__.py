@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attnlab import files
 from attnlab.config import check_common
 from attnlab.data import batches, grammar
 from attnlab.data.alignments import Link, write_links
@@ -135,12 +136,14 @@ def evaluate(config: Any, workdir: Path, params: Params, split: str) -> dict[str
     if config.data.name == 'grammar':
         found['exact_match'] = scores.exact_match(outputs, pairs.target, target_language)
     samples = workdir / 'samples'
-    samples.mkdir(exist_ok=True)
+    with files.optional(workdir):
+        samples.mkdir(exist_ok=True)
     if models.attends(config):
         found |= _alignment(config, use, samples / f'{split}.links', forced, encoded, vocabularies, pairs)
     found['by_length'] = scores.by_length(pairs.source, outputs, pairs.target, source_language)
     path = samples / f'{split}.json'
-    pictures.write_samples(path, pairs, outputs, encoded.source, translations, vocabularies, use.shift)
+    with files.optional(workdir):
+        pictures.write_samples(path, pairs, outputs, encoded.source, translations, vocabularies, use.shift)
     return found
 
 
@@ -163,7 +166,8 @@ def _alignment(
         }
 
     chosen = links(use.layer)
-    write_links(path, chosen['shifted' if use.shift else 'emit'])
+    with files.optional(path.parents[1]):
+        write_links(path, chosen['shifted' if use.shift else 'emit'])
     if pairs.links is None:
         return {}
     found: dict[str, Any] = scores.alignment_scores(chosen, pairs.links, inversions(config, path.stem))

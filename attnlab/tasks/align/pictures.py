@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from attnlab import files
 from attnlab.data.pairs import Pairs
 from attnlab.data.text import bare, normalise, tokenise
 from attnlab.data.vocabulary import BOS, EOS, SPECIAL, Vocabulary
@@ -111,15 +112,19 @@ def show(
         return
     weights, rows, columns = labelled(sentence, source, translation, vocabularies, joined, shift)
     path = Path(workdir) / 'figures' / f'translate-{slug(sentence)}'
-    path.parent.mkdir(exist_ok=True)
-    heatmap.draw(path.with_suffix('.png'), weights, rows, columns, title=output)
-    heatmap.save(path.with_suffix('.npz'), weights, rows, columns)
+    written = ''
+    with files.optional(workdir):
+        path.parent.mkdir(exist_ok=True)
+        heatmap.draw(path.with_suffix('.png'), weights, rows, columns, title=output)
+        heatmap.save(path.with_suffix('.npz'), weights, rows, columns)
+        written = f'{path}.png  {path}.npz'
     colour = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns
     # The French alone goes to a pipe, so that it can be piped on.
     screen = sys.stdout if colour else sys.stderr
     print(heatmap.text(weights, rows, columns, width, colour), file=screen)
-    print(f'{path}.png  {path}.npz', file=screen)
+    if written:
+        print(written, file=screen)
 
 
 def attend(

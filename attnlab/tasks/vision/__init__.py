@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attnlab import files
 from attnlab.config import check_common
 from attnlab.data.images import Images
 from attnlab.kernels import axes
@@ -124,12 +125,13 @@ def evaluate(config: Any, workdir: Path, params: Params, split: str) -> dict[str
     model, scale = build_model(config), corpus.load(workdir)
     found = teller(model, scale)(params, whole)
     samples = workdir / 'samples'
-    samples.mkdir(exist_ok=True)
     table = scores.confusion(found, whole.labels)
-    np.savez_compressed(
-        samples / f'{split}.npz', probabilities=found.astype(np.float32), labels=whole.labels, confusion=table
-    )
-    pictures.evaluated(workdir, split, model, params, scale, whole, found)
+    with files.optional(workdir):
+        samples.mkdir(exist_ok=True)
+        np.savez_compressed(
+            samples / f'{split}.npz', probabilities=found.astype(np.float32), labels=whole.labels, confusion=table
+        )
+        pictures.evaluated(workdir, split, model, params, scale, whole, found)
     return {'split': split, 'images': len(whole.labels), **scores.scores(found, whole.labels)}
 
 
