@@ -34,13 +34,13 @@ class Section(NamedTuple):
 
     def known(self) -> dict[str, Kind]:
         """All fields that the section may have."""
-        every = {**self.needed, **self.optional}
+        every: dict[str, Kind] = {**self.needed, **self.optional}
         for fields in self.by_name.values():
-            every |= fields
-        return every | ({'name': str} if self.by_name else {})
+            every |= {'name': str, **fields}
+        return every
 
 
-def _kinds(defaults: Mapping[str, Any]) -> Mapping[str, Kind]:
+def _kinds(defaults: Mapping[str, Any]) -> dict[str, Kind]:
     return {name: (type(value[0]),) if isinstance(value, tuple) else type(value) for name, value in defaults.items()}
 
 
