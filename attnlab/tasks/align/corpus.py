@@ -10,11 +10,12 @@ from attnlab.config import check_fields
 from attnlab.data import grammar, parallel, vocabulary
 from attnlab.data.batches import check_ids
 from attnlab.data.pairs import Pairs
-from attnlab.data.vocabulary import EOS, Vocabulary
+from attnlab.data.vocabulary import EOS, Vocabulary, warn_of_unknown
 from attnlab.errors import UserError
 
 LANGUAGES = ('en', 'fr')
 SIDES = ('source', 'target')
+LONGEST = 512
 
 FIELDS = {
     'grammar': ('train_examples', 'test_examples'), 'multi30k': ('folder',),
@@ -103,6 +104,24 @@ def check(data: Any) -> None:
             raise UserError(f'data.{field} is {data[field]}; expected 1 or more')
     if data.name == 'files' and len(data.languages) != 2:
         raise UserError(f'data.languages is {tuple(data.languages)}; expected two, source and target')
+
+
+def longest(data: Any) -> int:
+    """The most tokens that a sentence may have outside of training; weights and time grow with their square."""
+    return max(LONGEST, *data.widths)
+
+
+def encode_typed(sentences: Sequence[str], vocabulary: Vocabulary, limit: int) -> list[list[int]]:
+    """Ids with EOS of sentences that a user typed; a warning names the words that the vocabulary lacks.
+
+    Raises UserError for a sentence of more than `limit` tokens.
+    """
+    encoded = encode(sentences, vocabulary)
+    for number, ids in enumerate(encoded, 1):
+        if len(ids) > limit:
+            raise UserError(f'sentence {number} has {len(ids)} tokens with its end; expected at most {limit}')
+    warn_of_unknown(vocabulary, sentences)
+    return encoded
 
 
 def encode(lines: Sequence[str], vocabulary: Vocabulary, limit: int | None = None) -> list[list[int]]:

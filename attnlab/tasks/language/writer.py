@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.config import check_seed
-from attnlab.data.tokens import Tokens
+from attnlab.data.tokens import Subwords, Tokens
+from attnlab.data.vocabulary import warn_of_unknown
 from attnlab.decode import cache
 from attnlab.decode.sampling import Sampled, sample
 from attnlab.errors import UserError
@@ -68,6 +69,8 @@ def write(
 def start(vocabulary: Tokens, prompt: str, documents: bool) -> np.ndarray:
     """The ids that a prompt begins with."""
     ids = vocabulary.encode(prompt, 'prompt')
+    if isinstance(vocabulary, Subwords):  # characters refuse unknown ones; bytes do not show which were trained on
+        warn_of_unknown(vocabulary.vocabulary, prompt.split('\n'))
     marks = vocabulary.marks if documents else None
     if not len(ids) and (prompt or marks is None):  # sub-words leave nothing of a prompt of invisible characters
         raise UserError('the prompt is empty; expected some text to go on from')
