@@ -22,10 +22,10 @@ JOIN, SPACE = '⁀', '␣'
 _INVISIBLE = re.compile(
     '[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufdd0-\ufdef\ufeff]'
 )
-_FILLERS = frozenset('\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0') | frozenset(
-    chr(c) for first, last in ((0x180B, 0x180F), (0xFDD0, 0xFDEF), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
-    for c in range(first, last + 1)
-)  # fmt: skip  # joiners, blank letters, variation selectors and non-characters: of other categories than Cc and Cf
+# Joiners, blank letters, variation selectors and non-characters: invisible, though Unicode does not file them as such.
+_FILLERS = re.compile(
+    '[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufdd0-\ufdef\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]'
+)
 _LOOKALIKES = str.maketrans({
     **dict.fromkeys('’‘ʼ′‛´＇', "'"),
     **dict.fromkeys('“”„‟″＂', '"'),
@@ -102,7 +102,7 @@ def is_blank(text: str) -> bool:
 
     `normalise` leaves nothing of most such texts; a model would make up something from no input at all.
     """
-    return all(c.isspace() or unicodedata.category(c) in ('Cc', 'Cf') or c in _FILLERS for c in text)
+    return all(c.isspace() or unicodedata.category(c) in ('Cc', 'Cf') or _FILLERS.match(c) for c in text)
 
 
 def tokenise(text: str) -> list[str]:

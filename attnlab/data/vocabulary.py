@@ -8,6 +8,7 @@ import functools
 import importlib.metadata
 import io
 import itertools
+import logging
 import operator
 import re
 import sys
@@ -26,10 +27,12 @@ from attnlab.errors import UserError
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL = ('<pad>', '<unk>', '<s>', '</s>')
+_SHOWN = 20  # unknown words named in one line
 KINDS = {'words': '.txt', 'subwords': '.model'}
 
 # sentencepiece writes `▁` for the start of a word: one in the text goes in as a code point that normalised text lacks.
 _START, _LITERAL_START = '▁', '\ufdd0'
+_BYTE = re.compile('<0x[0-9A-F]{2}>')
 _LANGUAGE_TAG = b'\xc2\x0c'  # key of field 200, of bytes: the first that a sentencepiece model leaves to others
 
 
@@ -86,6 +89,20 @@ class Vocabulary:
         """
         ids = self._checked(ids)
         return [(bare(self._word(ids[start:stop])) or _START, start, stop) for start, stop in self._spans(ids)]
+
+    def is_unknown(self, ids: Sequence[int]) -> bool:
+        """Whether the ids of a word hold one that no training sentence had: `<unk>`, or a byte in sub-words.
+
+        Sub-words have a piece for each character of the training text, and bytes for those of no other.
+        """
+        bytewise = self.kind == 'subwords'
+        return any(i == UNK or (bytewise and _BYTE.fullmatch(self.tokens[i])) for i in self._checked(ids))
+
+    def unknown_words(self, text: str) -> list[str]:
+        """The words of a text whose ids are unknown, as they were typed."""
+        words, ids = _words(text, self.language), self.encode(text)
+        spans = zip(words, self.words(ids), strict=True)
+        return [bare(word) for word, (_, start, stop) in spans if self.is_unknown(ids[start:stop])]
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
@@ -173,6 +190,14 @@ def _library(kind: str) -> str:
 @functools.lru_cache(maxsize=2**17)  # a vocabulary is built from the lines that it then encodes
 def _words(line: str, language: str) -> tuple[str, ...]:
     return tuple(map(sys.intern, tokenise(normalise(line, language))))
+
+
+def warn_of_unknown(vocabulary: Vocabulary, lines: Iterable[str]) -> None:
+    """Logs one line that names the words of all lines that a model with this vocabulary was not trained on."""
+    words = list(dict.fromkeys(word for line in lines for word in vocabulary.unknown_words(line)))
+    if words:
+        shown = ', '.join(words[:_SHOWN]) + (f' and {len(words) - _SHOWN} more' if len(words) > _SHOWN else '')
+        logging.warning('unknown to the model, as its training text lacks them: %s', shown)
 
 
 def save(vocabulary: Vocabulary, path: str | Path) -> Path:

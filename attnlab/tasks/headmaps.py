@@ -61,9 +61,11 @@ def figure(heads: np.ndarray, rows: Sequence[str], columns: Sequence[str], title
     from matplotlib.figure import Figure
 
     N, T, S = heads.shape
-    across = min(N, 4)
+    across = min(N, max(4, math.ceil(math.sqrt(N))))
     down = math.ceil(N / across)
-    cell = float(np.clip(3.6 / max(T, S), 0.045, 0.3))  # inches
+    most = min((heatmap.LARGEST / across - 0.25) / S, max(heatmap.LARGEST / down - 0.45, 0.2) / T)
+    cell = min(float(np.clip(3.6 / max(T, S), 0.045, 0.3)), most)  # inches
+    readable = heatmap.is_readable(rows, columns) and cell >= 0.04
     size = min(72 * cell * 0.62, 9.0)  # points
     picture = Figure(figsize=(across * (S * cell + 0.25), down * (T * cell + 0.45)), facecolor='white')
     panels = picture.subplots(down, across, squeeze=False)
@@ -73,8 +75,13 @@ def figure(heads: np.ndarray, rows: Sequence[str], columns: Sequence[str], title
             continue
         axes.imshow(heads[number], cmap='Greys', vmin=0, vmax=1, aspect='equal', interpolation='nearest')
         axes.set_title(f'head {first + number}', loc='left', fontsize=8, color=heatmap.QUIET, fontfamily=heatmap.FONT)
-        heatmap.mark(axes, rows if number % across == 0 else [], columns if number + across >= N else [], size)
-    labels = max(map(len, columns), default=0) * 0.6 * size / 72  # inches, as they slant; the heads' names stand above
+        if readable:
+            heatmap.mark(axes, rows if number % across == 0 else [], columns if number + across >= N else [], size)
+        else:
+            axes.set(xticks=[], yticks=[])
+    # Inches: the labels slant, and the heads' names stand above them.
+    labels = max(map(len, columns), default=0) * 0.6 * size / 72 if readable else 0.0
+    title += '' if readable else f' ({heatmap.size_note(T, S)})'
     above = picture.subplotpars.top + (labels + 0.4) / picture.get_figheight()
     picture.suptitle(title, x=0.125, y=above, ha='left', va='bottom', fontsize=10, color=heatmap.INK,
                      fontfamily=heatmap.FONT)  # fmt: skip

@@ -7,6 +7,7 @@ that token t gave to source token s.  Bahdanau, Cho and Bengio 2015, section 5.2
 from __future__ import annotations
 
 import io
+import itertools
 import textwrap
 import unicodedata
 import warnings
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from attnlab.data.alignments import Links
 
 INK, QUIET, GRID, GOLD = '#1f2430', '#6b7280', '#e3e6ea', '#d9480f'
-LONGEST_LABEL = 40
+LONGEST_LABEL, LONGEST_TITLE = 40, 600
+DPI, LARGEST = 200, 20.0  # dots an inch; inches of a picture's longer side without its labels: 4,000 dots
+MOST_LABELS = 200  # tokens of a side; the labels of more are too small to read
 SHADES = ((0.05, '·'), (0.25, '░'), (0.5, '▒'), (0.75, '▓'), (np.inf, '█'))  # (below, character)
 
 
@@ -40,7 +43,8 @@ def figure(weights, rows: Sequence[str], columns: Sequence[str], title: str = ''
 
     weights [T, S] float; rows: T produced tokens; columns: S source tokens, both with the end of sentence where the
     weights have it.  gold: links (source index, target index) outlined, sure ones solid, possible ones dashed.
-    Labels lie outside the figure's own size: save it with `bbox_inches='tight'`, as `png` does.
+    Labels lie outside the figure's own size: save it with `bbox_inches='tight'`, as `png` does.  A side of more than
+    `MOST_LABELS` tokens has no labels, and the title gives their number.
     Raises ValueError where the sizes disagree, a weight is not finite, or a link lies outside.
     """
     from matplotlib.figure import Figure
@@ -48,11 +52,17 @@ def figure(weights, rows: Sequence[str], columns: Sequence[str], title: str = ''
     weights = _checked(weights, rows, columns)
     steps, length = weights.shape
     cell = float(np.clip(9 / max(steps, length), 0.2, 0.4))  # inches
+    cell = min(cell, LARGEST / max(steps, length))
     size = min(72 * cell * 0.48, 10.5)  # points; below the distance of neighbouring slanted labels
     picture = Figure(figsize=(length * cell, steps * cell), facecolor='white')
     axes = picture.add_axes((0, 0, 1, 1))
     image = axes.imshow(weights, cmap='Greys', vmin=0, vmax=1, aspect='auto', interpolation='nearest')
-    mark(axes, rows, columns, size)
+    title = _crop(title, LONGEST_TITLE)
+    if is_readable(rows, columns):
+        mark(axes, rows, columns, size)
+    else:
+        axes.set(xticks=[], yticks=[])
+        title = f'{title} ({size_note(steps, length)})'.lstrip()
     if title:
         wrapped = textwrap.fill(title, max(36, int(12 * length * cell)))
         axes.set_title(wrapped, loc='left', fontsize=11, color=INK, fontfamily=FONT, pad=12, parse_math=False)
@@ -89,6 +99,16 @@ def mark(axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float) -
     axes.set_yticks(np.arange(0.5, steps - 1), minor=True)
     axes.tick_params(which='minor', length=0)
     axes.grid(which='minor', color=GRID, linewidth=0.5)
+
+
+def is_readable(rows: Sequence[str], columns: Sequence[str]) -> bool:
+    """Whether a picture and a terminal have room for the labels of so many tokens."""
+    return max(len(rows), len(columns)) <= MOST_LABELS
+
+
+def size_note(steps: int, length: int) -> str:
+    """The numbers of tokens, for the title of a picture without labels."""
+    return f'{length:,} tokens across, {steps:,} down: no room for labels'
 
 
 def _outline(axes: Axes, gold: Links, steps: int, length: int, cell: float) -> None:
@@ -133,9 +153,12 @@ def text(weights, rows: Sequence[str], columns: Sequence[str], width: int = 80, 
     """The alignment for a terminal of `width` columns; more source tokens than fit are continued below.
 
     Each source token stands at the top of its column, on a line of its own.  colour: shades as 24-bit backgrounds,
-    else five block characters, explained in the last line.  ValueError as in `figure`.
+    else five block characters, explained in the last line.  One line in place of more than `MOST_LABELS` tokens of a
+    side.  ValueError as in `figure`.
     """
     weights = _checked(weights, rows, columns)
+    if not is_readable(rows, columns):
+        return f'{len(rows):,} produced and {len(columns):,} source tokens: too many to show here or to label'
     longest = max(8, width // 3)
     rows = [_crop(_printable(label), longest) for label in rows]
     columns = [_crop(_printable(label), longest) for label in columns]
@@ -182,25 +205,27 @@ def _width(label: str) -> int:
 
 
 def _crop(label: str, width: int) -> str:
+    """The label in at most `width` terminal columns, the last one a dot sign where it is cut."""
     if _width(label) <= width:
         return label
-    while _width(label) > width - 1:
-        label = label[:-1]
-    return label + '…'
+    ends = itertools.accumulate(map(_width, label))
+    return label[: sum(1 for _ in itertools.takewhile(lambda end: end < width, ends))] + '…'
 
 
 def png(figure: Figure) -> bytes:
     """The figure as a PNG of at most 256 colours (a third of the bytes), cut to what is drawn.
 
+    A figure whose longer side exceeds `LARGEST` inches has fewer dots an inch, so that its pixels are bounded too.
     Texts are drawn as they are, in installed fonts; see `fonts.set_plain_text`.
     """
     from PIL import Image
 
     set_plain_text(figure)
+    dpi = DPI * min(1.0, LARGEST / max(figure.get_size_inches()))
     drawn, file = io.BytesIO(), io.BytesIO()
     with warnings.catch_warnings():  # of characters without a font, which the line above has named
         warnings.filterwarnings('ignore', r'Glyph .* missing from font')
-        figure.savefig(drawn, format='png', dpi=200, bbox_inches='tight', pad_inches=0.12)
+        figure.savefig(drawn, format='png', dpi=dpi, bbox_inches='tight', pad_inches=0.12)
     with Image.open(drawn) as picture:
         picture.convert('RGB').quantize(256, dither=Image.Dither.NONE).save(file, 'png', compress_level=9)
     return file.getvalue()

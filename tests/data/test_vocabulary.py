@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnlab.data.parallel import multi30k
 from attnlab.data.text import JOIN, SPACE, bare, normalise, tokenise
-from attnlab.data.vocabulary import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary, build, load, save
+from attnlab.data.vocabulary import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary, build, load, save, warn_of_unknown
 from attnlab.errors import UserError
 
 LINES = ["L'homme a vu l'homme.", "L'été, l'homme a soif ?", 'Une femme boit. Elle a vu la mer.', 'Où ? À Sète !', '']
@@ -49,6 +49,24 @@ def test_words_of_the_training_split(real):
     for line in lines[:200]:
         words = tokenise(normalise(line, 'en'))
         assert [i == UNK for i in vocabulary.encode(line)] == [word not in known for word in words]
+
+
+def test_words_that_training_lacks_are_named(small, caplog):
+    lines = ["L'homme a vu 日本.", 'Une ñandou boit.', 'É日 日本']
+    assert [small.unknown_words(line) for line in lines] == [['日本'], ['ñandou'], ['É日', '日本']]
+    warn_of_unknown(small, lines)
+    assert caplog.messages == ['unknown to the model, as its training text lacks them: 日本, ñandou, É日']
+    warn_of_unknown(small, LINES)
+    assert len(caplog.messages) == 1
+    warn_of_unknown(small, ['日' * count for count in range(1, 31)])
+    assert caplog.messages[1].endswith('日 and 10 more')
+    assert build('words', ['b'], 9, 'fr').unknown_words('a b, <0x41>') == ['a', ',', '<', '0x41', '>']
+
+
+@given(text=st.text(st.characters(exclude_categories=['Cs']), max_size=20))
+@settings(max_examples=50, derandomize=True, deadline=None)
+def test_every_text_has_words_that_are_known_or_not(small, text):
+    assert set(small.unknown_words(text)) <= set(map(bare, tokenise(normalise(text, 'fr'))))
 
 
 @pytest.mark.parametrize('kind', KINDS)

@@ -143,7 +143,8 @@ def test_samples_are_labelled_with_what_was_produced(tiny):
         weights = np.array(sample['weights'])
         assert weights.shape == (len(sample['rows']), len(sample['columns']))
         np.testing.assert_allclose(weights.sum(axis=1), 1.0, atol=1e-3)
-        assert sample['columns'] == [*tokenise(normalise(sample['source'], 'en')), '</s>']
+        typed = [column.removesuffix(' <unk>') for column in sample['columns']]
+        assert typed == [*tokenise(normalise(sample['source'], 'en')), '</s>']
         produced = [row for row in sample['rows'] if row != '</s>']
         assert produced == tokenise(sample['output'])
 
@@ -165,6 +166,39 @@ def test_translate_prints_french_and_leaves_picture_and_array(tiny, capsys):
         assert weights.shape == (len(rows), len(columns)) and columns[-1] == '</s>'
         assert [row for row in rows if row != '</s>'] == tokenise(line)
         assert Path(picture).read_bytes().startswith(b'\x89PNG\r\n')
+
+
+def test_words_that_the_model_does_not_know_are_marked_and_named(tiny, capsys, caplog):
+    known = corpus.vocabularies(run.config(tiny).data, tiny)[0].tokens
+    assert {'the', 'cat', '.'} < set(known) and not {'le', 'café'} & set(known)
+    assert cli.main(['translate', f'--workdir={tiny}', 'le café the cat.', 'le cat.']) == 0
+    screen = capsys.readouterr().err
+    assert '╭ le <unk>\n' in screen and '╭ café <unk>\n' in screen and '╭ the\n' in screen
+    assert [line for line in caplog.messages if 'café' in line] == [
+        'unknown to the model, as its training text lacks them: le, café'
+    ]
+    picture = next(line for line in screen.splitlines() if '.png' in line).split('  ')[0]
+    columns = heatmap.load(picture.removesuffix('.png') + '.npz')[2]
+    assert columns == ['le <unk>', 'café <unk>', 'the', 'cat', '.', '</s>']
+    assert cli.main(['attend', f'--workdir={tiny}', 'le cat.']) == 0
+    arrays = np.load(capsys.readouterr().out.splitlines()[0])
+    assert arrays['columns decoder.cross_attention'].tolist() == ['le <unk>', 'cat', '.', '</s>']
+
+
+@pytest.mark.parametrize('command', ['translate', 'attend'])
+def test_a_sentence_too_long_is_refused_before_it_is_read(tiny, capsys, command):
+    before = sorted((tiny / 'figures').glob('*'))
+    assert cli.main([command, f'--workdir={tiny}', 'the cat.', ' '.join(['cat'] * 5000)]) == 2
+    assert capsys.readouterr().err == 'attnlab: sentence 2 has 5001 tokens with its end; expected at most 512\n'
+    assert sorted((tiny / 'figures').glob('*')) == before
+
+
+def test_sentences_of_a_split_are_cut_where_those_of_a_user_are_refused():
+    data = tiny_config().data
+    assert corpus.longest(data) == 512
+    with data.unlocked():
+        data.widths = (12, 700)
+    assert corpus.longest(data) == 700
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from attnlab.errors import UserError
-from attnlab.tasks import headmaps
+from attnlab.tasks import headmaps, heatmap
 
 ROWS, COLUMNS = ['le', 'café', '</s>'], ['The', 'café', 'closed', '</s>']
 # Six heads, of which number n looks at one place: row n % 3, column n % 4; no picture is its own transpose.
@@ -37,6 +37,16 @@ def test_labels_stand_at_the_outer_panels():
     assert [labels(axes.xaxis) for axes in panels] == [[], [], COLUMNS, COLUMNS, COLUMNS, COLUMNS]
     first, second = panels[0].get_position(), panels[4].get_position()
     assert first.y0 > second.y1 and first.x0 == pytest.approx(second.x0)
+
+
+@pytest.mark.parametrize(('N', 'T', 'S'), [(8, 1024, 1024), (49, 64, 64), (1, 2, 3000), (4, 60, 60)])
+def test_the_pixels_of_a_picture_are_bounded_and_small_labels_left_out(N, T, S):
+    picture = headmaps.figure(np.zeros((N, T, S), np.float32), ['mot'] * T, ['word'] * S, 'layer 1')
+    assert max(picture.get_size_inches()) <= heatmap.LARGEST + 1e-6
+    left_out = (N, T) != (4, 60)
+    assert (labels(picture.axes[0].yaxis) == []) == left_out
+    note = f' ({S:,} tokens across, {T:,} down: no room for labels)'
+    assert picture.get_suptitle() == 'layer 1' + note * left_out
 
 
 def test_a_dark_pixel_is_where_the_weight_is():

@@ -1,5 +1,6 @@
 """Alignments as pictures, arrays and terminal text."""
 
+import io
 import itertools
 import subprocess
 import sys
@@ -97,6 +98,34 @@ def test_labels_never_overlap(steps, length):
     assert distance >= line.get_window_extent().height
 
 
+@pytest.mark.parametrize(('steps', 'length'), [
+    (2, 5001), (10_010, 3), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((1032, 512), (150, 200))),
+])  # fmt: skip
+def test_the_pixels_of_a_picture_are_bounded(steps, length):
+    weights = np.zeros((steps, length))
+    weights[:, 0] = 1
+    data = heatmap.png(heatmap.figure(weights, ['mot'] * steps, ['word'] * length, title='le chat ' * length))
+    with Image.open(io.BytesIO(data)) as picture:
+        assert max(picture.size) < 6000
+
+
+def test_more_tokens_than_labels_can_be_read_of_have_their_number_in_the_title():
+    picture = heatmap.figure(np.full((2, 201), 1 / 201), ['a', 'b'], ['c'] * 201, title='x')
+    axes = picture.axes[0]
+    assert labels(axes.xaxis) == labels(axes.yaxis) == []
+    assert axes.get_title(loc='left').replace('\n', ' ') == 'x (201 tokens across, 2 down: no room for labels)'
+    text = heatmap.text(np.full((2, 201), 1 / 201), ['a', 'b'], ['c'] * 201)
+    assert text == '2 produced and 201 source tokens: too many to show here or to label'
+    assert labels(heatmap.figure(np.full((2, 200), 1 / 200), ['a', 'b'], ['c'] * 200).axes[0].yaxis) == ['a', 'b']
+
+
+def test_a_figure_of_any_size_is_a_png_of_bounded_size():
+    from matplotlib.figure import Figure
+
+    with Image.open(io.BytesIO(heatmap.png(Figure(figsize=(300, 1))))) as picture:
+        assert max(picture.size) < 4200
+
+
 @pytest.mark.parametrize(('steps', 'length'), [(1, 1), (5, 4), (40, 45)])
 def test_nothing_is_cut_off(tmp_path, steps, length):
     word = 'Donaudampfschifffahrtsgesellschaft'
@@ -113,6 +142,8 @@ def test_a_label_of_a_page_is_cropped():
     axes = heatmap.figure([[1.0]], ['x' * 500], ['y' * 40]).axes[0]
     assert labels(axes.yaxis) == ['x' * 39 + '…']
     assert labels(axes.xaxis) == ['y' * 40]
+    axes = heatmap.figure([[1.0]], ['日' * 100_000], ['e\u0301q\u0301' * 50_000]).axes[0]  # in linear time
+    assert labels(axes.yaxis) == ['日' * 19 + '…'] and labels(axes.xaxis) == ['éq\u0301' * 19 + 'é…']
 
 
 def test_dollars_are_not_mathematics():

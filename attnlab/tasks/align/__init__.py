@@ -70,7 +70,7 @@ def build(config: Any, workdir: Path) -> Task:
     vocabularies = corpus.vocabularies(config.data, workdir, train)
     widths = tuple(config.data.widths)
     encoded = corpus.encode_pairs(train, vocabularies, limit=widths[-1])
-    held_out = corpus.encode_pairs(valid, vocabularies)
+    held_out = corpus.encode_pairs(valid, vocabularies, corpus.longest(config.data))
     model = models.build(config, *(each.size for each in vocabularies))
     lengths = np.array([max(len(a), len(b)) for a, b in zip(*encoded, strict=True)])
     rows_of = batches.shuffled(lengths, widths, config.train.batch_size, config.seed)
@@ -125,7 +125,7 @@ def evaluate(config: Any, workdir: Path, params: Params, split: str) -> dict[str
     """All scores of a split; writes `samples/SPLIT.json` and the references' alignment, `samples/SPLIT.links`."""
     pairs = corpus.read(config.data, split, config.seed)
     use, vocabularies = in_use(config, workdir)
-    encoded = corpus.encode_pairs(pairs, vocabularies)
+    encoded = corpus.encode_pairs(pairs, vocabularies, corpus.longest(config.data))
     nll, count, forced = translator.force(use, params, *encoded)
     translations = translator.translate(use, params, encoded.source)
     outputs = [vocabularies[1].decode(translation.target) for translation in translations]
@@ -191,7 +191,7 @@ def translate(
     """Prints the French of each sentence and draws its alignment, as `read_as` says."""
     config = read_as(config, layer, shifted)
     use, vocabularies = in_use(config, workdir)
-    source = corpus.encode(sentences, vocabularies[0])
+    source = corpus.encode_typed(sentences, vocabularies[0], corpus.longest(config.data))
     # As many rows as sentences, up to the batch of training: one sentence does not pay for a whole batch.
     translations = translator.translate(use, params, source, min(len(source), use.batch_size))
     for sentence, ids, translation in zip(sentences, source, translations, strict=True):
@@ -219,7 +219,7 @@ def attend(
     """Draws every attention of the model over each sentence and its translation."""
     use, vocabularies = in_use(config, workdir)
     model = models.build(config, *(each.size for each in vocabularies))
-    source = corpus.encode(texts, vocabularies[0])
+    source = corpus.encode_typed(texts, vocabularies[0], corpus.longest(config.data))
     translations = translator.translate(use, params, source, min(len(source), use.batch_size))
     for sentence, ids, made in zip(texts, source, translations, strict=True):
         pictures.attend(workdir, model, params, vocabularies, sentence, ids, made.target, layer, head)

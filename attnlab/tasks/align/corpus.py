@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from attnlab.data import grammar, parallel, vocabulary
 from attnlab.data.batches import check_ids
 from attnlab.data.pairs import Pairs
-from attnlab.data.vocabulary import EOS, Vocabulary
+from attnlab.data.vocabulary import EOS, Vocabulary, warn_of_unknown
 from attnlab.errors import UserError
 from attnlab.files import at_home
 
 LANGUAGES = ('en', 'fr')
 SIDES = ('source', 'target')
+LONGEST = 512
 
 
 class Encoded(NamedTuple):
@@ -98,6 +99,24 @@ def check_sizes(data: Any) -> None:
         raise UserError(f'data.vocabulary is {data.vocabulary!r}; expected one of {", ".join(vocabulary.KINDS)}')
     if data.vocabulary_size <= len(vocabulary.SPECIAL):
         raise UserError(f'data.vocabulary_size is {data.vocabulary_size}; expected more than {len(vocabulary.SPECIAL)}')
+
+
+def longest(data: Any) -> int:
+    """The most tokens that a sentence may have outside of training; weights and time grow with their square."""
+    return max(LONGEST, *data.widths)
+
+
+def encode_typed(sentences: Sequence[str], vocabulary: Vocabulary, limit: int) -> list[list[int]]:
+    """Ids with EOS of sentences that a user typed; a warning names the words that the vocabulary lacks.
+
+    Raises UserError for a sentence of more than `limit` tokens.
+    """
+    encoded = encode(sentences, vocabulary)
+    for number, ids in enumerate(encoded, 1):
+        if len(ids) > limit:
+            raise UserError(f'sentence {number} has {len(ids)} tokens with its end; expected at most {limit}')
+    warn_of_unknown(vocabulary, sentences)
+    return encoded
 
 
 def encode(lines: Sequence[str], vocabulary: Vocabulary, limit: int | None = None) -> list[list[int]]:

@@ -13,7 +13,7 @@ import numpy as np
 from attnlab import files
 from attnlab.data.pairs import Pairs
 from attnlab.data.text import bare, normalise, tokenise
-from attnlab.data.vocabulary import BOS, EOS, SPECIAL, Vocabulary
+from attnlab.data.vocabulary import BOS, EOS, SPECIAL, UNK, Vocabulary
 from attnlab.tasks import heatmap
 from attnlab.tasks.align.alignment import join, links, reversals
 from attnlab.tasks.align.models import Model
@@ -37,14 +37,21 @@ def labelled(
     joined: words instead of sub-words, by the sum over a source word and the mean over a produced one.
     shift: 1 reads a token at the step that it feeds, one after it was made; the last one, EOS, feeds none.
     """
-    # The source's words as they were typed: an id may know one only as unknown.
-    words = [*(bare(word) for word in tokenise(normalise(sentence, vocabularies[0].language))), SPECIAL[EOS]]
+    words = source_words(sentence, source, vocabularies[0])
     weights, target = translation.weights[shift:], translation.target[: len(translation.target) - shift]
     if not joined:
         columns = words if vocabularies[0].kind == 'words' else vocabularies[0].pieces(source)
         return weights, vocabularies[1].pieces(target), columns
     rows, columns = vocabularies[1].words(target), vocabularies[0].words(source)
     return join(weights, rows, columns), [row[0] for row in rows], words
+
+
+def source_words(sentence: str, source: Sequence[int], vocabulary: Vocabulary) -> list[str]:
+    """The words of a sentence as they were typed, `<unk>` behind those that the model does not know, and EOS."""
+    words = [*(bare(word) for word in tokenise(normalise(sentence, vocabulary.language))), SPECIAL[EOS]]
+    spans = zip(words, vocabulary.words(source), strict=True)
+    unknown = f' {SPECIAL[UNK]}'
+    return [word + unknown * vocabulary.is_unknown(source[start:stop]) for word, (_, start, stop) in spans]
 
 
 def write_samples(
@@ -142,6 +149,8 @@ def attend(
     inputs = np.array([[BOS, *target[:-1]]])
     maps = jax.device_get(jax.jit(model.maps)(params, np.array([source]), inputs))
     read, made = vocabularies[0].pieces(source), vocabularies[1].pieces(target)
+    if vocabularies[0].kind == 'words':
+        read = source_words(sentence, source, vocabularies[0])
     fed = [SPECIAL[BOS], *made[:-1]]
     names = {
         'encoder/attention': (read, read), 'decoder/attention': (fed, fed), 'decoder/cross_attention': (made, read)

@@ -9,7 +9,8 @@ import numpy as np
 
 from attnlab import environment
 from attnlab.config import check_seed
-from attnlab.data.tokens import Tokens
+from attnlab.data.tokens import Subwords, Tokens
+from attnlab.data.vocabulary import warn_of_unknown
 from attnlab.decode import cache
 from attnlab.decode.sampling import Sampled, check_tokens, sample
 from attnlab.errors import UserError
@@ -73,6 +74,8 @@ def write(
 def start(vocabulary: Tokens, prompt: str, documents: bool) -> np.ndarray:
     """The ids that a prompt begins with."""
     ids = vocabulary.encode(prompt, 'prompt')
+    if isinstance(vocabulary, Subwords):  # characters refuse unknown ones; bytes do not show which were trained on
+        warn_of_unknown(vocabulary.vocabulary, prompt.split('\n'))
     marks = vocabulary.marks if documents else None
     if not len(ids) and (prompt or marks is None):  # sub-words leave nothing of a prompt of invisible characters
         raise UserError('the prompt is empty; expected some text to go on from')
