@@ -103,12 +103,14 @@ def _search(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _list(plan: Any) -> None:
+    from attnlab.report.values import shown
     from attnlab.sweeps.outcome import point_folder
 
     if plan.search:
         raise UserError(f'{",".join(plan.sweep)} is a search, whose points are drawn when they run')
     for point in plan.points:
-        overrides = ' '.join(f'{key}={value}' for key, value in point.overrides.items())
+        escaped = lambda value: shown(value) if isinstance(value, str) else value  # a point is a line
+        overrides = ' '.join(f'{key}={escaped(value)}' for key, value in point.overrides.items())
         print(point.number, point_folder(Path(), point.name), overrides, sep='\t')
 
 
