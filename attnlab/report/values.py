@@ -68,7 +68,7 @@ def _spread_by_factors(ordered: Sequence[float]) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value as the command line takes it, a float in four digits."""
+    """A value as the command line takes it, a float in four digits; what cannot be printed in a line is escaped."""
     match value:
         case bool():
             return str(value).lower()
@@ -76,6 +76,8 @@ def shown(value: Any) -> str:
             return f'{value:.4g}'.replace('e-0', 'e-').replace('e+0', 'e')
         case tuple():
             return ','.join(map(shown, value))
+        case str() if not value.isprintable():  # the text of an experiment must not end lines or command terminals
+            return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode('ascii') for c in value)
         case _:
             return str(value)
 

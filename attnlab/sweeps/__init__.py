@@ -9,6 +9,9 @@ from attnlab.errors import UserError
 Overrides = dict[str, Any]
 """Dotted key of a config -> value, or its text as on the command line."""
 
+MOST = 10_000
+"""Points that a sweep or a search may have: all have a trial in the database before the first of them runs."""
+
 
 def grid(values: Mapping[str, Iterable[Any]]) -> Iterator[Overrides]:
     """Every combination; the last key varies fastest."""

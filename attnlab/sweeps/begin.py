@@ -44,6 +44,8 @@ def _spec(plan: Plan) -> dict[str, Any]:
 
 def _check_same(folder: Path, plan: Plan, spec: dict[str, Any], found: dict[str, Any]) -> None:
     holds = f'--workdir={folder} holds another sweep'
+    if missing := [key for key in spec if key not in found]:
+        raise UserError(f'{folder / "sweep.json"} is damaged: it has no {", ".join(missing)}')
     for key in ('config', 'sweep', 'overrides', 'search'):
         if spec[key] != found[key]:
             raise UserError(f'{holds}: {key} is {_told(spec[key])} here and {_told(found[key])} there')

@@ -46,7 +46,7 @@ def name_of(board: Board, number: int) -> str | None:
 def begun(board: Board, number: int) -> dict[str, Any] | None:
     """Number, name and overrides of a point of a search; None for one that nobody has begun."""
     found = list((board.folder / 'points').glob(f'{number:04d},*/point.json'))
-    return outcome.load(found[0]) if found else None
+    return outcome.load_point(found[0]) if found else None
 
 
 def same(board: Board, number: int, config: Any) -> int | None:

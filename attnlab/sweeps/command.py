@@ -3,14 +3,17 @@
 import argparse
 import logging
 import os
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from attnlab import environment
 from attnlab.errors import Stopped, UserError
 from attnlab.flags import nearest, number
+from attnlab.sweeps import MOST
 from attnlab.sweeps.signals import handled
 
 _MANY = 64
@@ -18,6 +21,9 @@ _MANY = 64
 
 _PATIENCE = 5.0
 """Seconds that another worker leaves to the first one to tell what is wrong."""
+
+_LIMITS = {'workers': (1, 256), 'index': (0, MOST - 1), 'trials': (1, MOST), 'worker': (0, 255)}
+"""The least and the most of each number; so many workers are more than any machine or cluster queue serves at once."""
 
 _CHOICES = {
     'sampler': ('random', 'tpe', 'cmaes'),
@@ -69,11 +75,14 @@ def _again(given: argparse.Namespace, **changes: Any) -> list[str]:
 
 
 def _counts(given: argparse.Namespace) -> dict[str, int | None]:
-    least = {'workers': 1, 'index': 0, 'trials': 1, 'worker': 0}
-    found = {name: number(name, getattr(given, name), int) for name in least}
-    for name, value in found.items():
-        if value is not None and value < least[name]:
-            raise UserError(f'--{name} is {value}; expected {least[name]} or more')
+    found = {name: number(name, getattr(given, name), int) for name in _LIMITS}
+    for name, (least, most) in _LIMITS.items():
+        value = found[name]
+        if value is not None and not least <= value <= most:
+            raise UserError(f'--{name} is {value}; expected {least} to {most}')
+    workers, worker = found['workers'] or 1, found['worker']
+    if worker is not None and worker >= workers:
+        raise UserError(f'--worker is {worker}; expected 0 to {workers - 1}')
     for name, choices in _CHOICES.items():
         value = getattr(given, name)
         if value is not None and value not in choices:
@@ -94,12 +103,14 @@ def _search(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _list(plan: Any) -> None:
+    from attnlab.report.values import shown
     from attnlab.sweeps.outcome import point_folder
 
     if plan.search:
         raise UserError(f'{",".join(plan.sweep)} is a search, whose points are drawn when they run')
     for point in plan.points:
-        overrides = ' '.join(f'{key}={value}' for key, value in point.overrides.items())
+        escaped = lambda value: shown(value) if isinstance(value, str) else value  # a point is a line
+        overrides = ' '.join(f'{key}={escaped(value)}' for key, value in point.overrides.items())
         print(point.number, point_folder(Path(), point.name), overrides, sep='\t')
 
 
@@ -150,7 +161,8 @@ def _launch(given: argparse.Namespace, folder: Path, count: int) -> int:
     from attnlab.sweeps import launcher
 
     options = launcher.options_of(given.launcher_options)
-    launcher.executor(folder / 'jobs', given.launcher, options)
+    with tempfile.TemporaryDirectory() as scratch:  # the executor makes its folder before it looks at the options
+        launcher.executor(Path(scratch), given.launcher, options)
     _begin(given, folder)
     argv = _again(given, workers=1, launcher=None, launcher_options=None, retry=False)
     launcher.run(argv, folder, count, given.launcher, options)
@@ -159,20 +171,29 @@ def _launch(given: argparse.Namespace, folder: Path, count: int) -> int:
 
 def _begin(given: argparse.Namespace, folder: Path) -> None:
     """Begins a sweep whose points others run."""
-    before = dict(os.environ)
-    environment.pretend(_MANY)  # what they find is not here
-    from attnlab.sweeps import begin, board, database, points
+    with _many_devices():
+        from attnlab.sweeps import begin, board, database, points
 
-    plan = points.plan(given.config, given.overrides, given.sweep.split(','), _search(given))
-    begin.check(folder, plan)
-    if given.storage:
-        database.check(given.storage)
-    begin.begin(folder, plan)
-    if given.retry:
-        seen = board.Board(folder, plan, {})
-        board.forget_failed(seen, seen.numbers)
-    os.environ.clear()
-    os.environ.update(before)  # which they inherit
+        plan = points.plan(given.config, given.overrides, given.sweep.split(','), _search(given))
+        begin.check(folder, plan)
+        if given.storage:
+            database.check(given.storage)
+        begin.begin(folder, plan)
+        if given.retry:
+            seen = board.Board(folder, plan, {})
+            board.forget_failed(seen, seen.numbers)
+
+
+@contextmanager
+def _many_devices() -> Iterator[None]:
+    """As many devices as any config asks for: those of the workers are not here; the workers inherit no such wish."""
+    before = dict(os.environ)
+    environment.pretend(_MANY)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _best(folder: Path, given: argparse.Namespace, names: Sequence[str], search: dict[str, Any]) -> None:

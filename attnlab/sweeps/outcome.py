@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,7 +96,7 @@ def read(folder: str | os.PathLike) -> Sweep:
         raise UserError(f'{folder} holds no sweep (it has no sweep.json)')
     points = spec['points']
     if spec.get('search'):
-        points = [known for path in (folder / 'points').glob('*/point.json') if (known := load(path))]
+        points = [known for path in (folder / 'points').glob('*/point.json') if (known := load_point(path))]
     points = sorted(points, key=lambda point: point['number'])
     ended = {point['name']: outcome(folder, point['name']) for point in points}
     ends = [end for end in ended.values() if end]
@@ -137,13 +137,14 @@ def run_folder(folder: Path, name: str) -> Path:
 
 def read_spec(folder: Path) -> dict[str, Any] | None:
     """What sweep.json says; None where there is none."""
-    return load(Path(folder) / 'sweep.json')
+    return load(Path(folder) / 'sweep.json', 'config', 'sweep', 'overrides', 'points')
 
 
 def outcome(folder: Path, name: str) -> Outcome | None:
     """How a point ended, None for one that did not yet."""
-    found = load(point_folder(folder, name) / 'outcome.json')
-    return Outcome(**found) if found else None
+    names = [field.name for field in fields(Outcome)]
+    found = load(point_folder(folder, name) / 'outcome.json', *names[:-1])  # the last one has a default
+    return Outcome(**{field: found[field] for field in names if field in found}) if found else None
 
 
 def write_outcome(folder: Path, name: str, end: Outcome) -> None:
@@ -181,14 +182,24 @@ def _json(tree: Mapping[str, Any]) -> str:
     return json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + '\n'
 
 
-def load(path: Path) -> dict[str, Any] | None:
-    """The JSON in a file, None where there is none."""
+def load(path: Path, *keys: str) -> dict[str, Any] | None:
+    """The JSON object in a file, None where there is none; UserError for anything else, and for one without a key."""
     try:
-        return json.loads(path.read_text(encoding='utf-8'))
+        found = json.loads(path.read_text(encoding='utf-8'))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'{path} cannot be read: {error}') from error
+    if not isinstance(found, dict):
+        raise UserError(f'{path} holds a {type(found).__name__}; expected an object with {", ".join(keys)}')
+    if missing := [key for key in keys if key not in found]:
+        raise UserError(f'{path} is damaged: it has no {", ".join(missing)}')
+    return found
+
+
+def load_point(path: Path) -> dict[str, Any] | None:
+    """Number, name and overrides of a point of a search, from its point.json."""
+    return load(path, 'number', 'name', 'overrides')
 
 
 def write_running(folder: Path, name: str, running: bool, started: float, seconds: float) -> None:
@@ -199,13 +210,13 @@ def write_running(folder: Path, name: str, running: bool, started: float, second
 
 def seconds_before(folder: Path, name: str) -> float:
     """That a point was trained by whoever ran it so far."""
-    found = load(point_folder(folder, name) / 'running.json')
+    found = load(point_folder(folder, name) / 'running.json', 'seconds')
     return found['seconds'] if found else 0.0
 
 
 def _alive(path: Path) -> bool:
     """Whether the file says that someone runs the point, and was written a short while ago."""
-    found = load(path)
+    found = load(path, 'running')
     return bool(found and found['running']) and time.time() - path.stat().st_mtime < GRACE
 
 

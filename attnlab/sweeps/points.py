@@ -1,16 +1,17 @@
 """A sweep's points, named and checked before the first of them runs."""
 
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attnlab import config as configs
 from attnlab import tasks
 from attnlab.errors import UserError
 from attnlab.flags import nearest
-from attnlab.sweeps import Overrides, product
+from attnlab.sweeps import MOST, Overrides, product
 from attnlab.sweeps.outcome import Direction
 from attnlab.train import run
 
@@ -155,16 +156,28 @@ def _unlike(points: list[Point]) -> list[Point]:
 
 def _given(config: str, names: Sequence[str]) -> list[Overrides]:
     found = configs.functions(config, 'sweep_')
+    every = list(itertools.islice(product(*(_points_of(config, name, found[name]) for name in names)), MOST + 1))
+    if len(every) > MOST:
+        raise UserError(f'--sweep={",".join(names)} has more than {MOST} points')
+    return every
+
+
+def _points_of(config: str, name: str, sweep: Callable[[], Iterable[Overrides]]) -> list[Overrides]:
+    """The points of a sweep_NAME as it gives them, of one without an end the first; UserError where it gives none."""
     try:
-        each = [list(found[name]()) for name in names]
+        found = sweep()
+        if found is None:
+            raise UserError(f'sweep_{name}() returns None; expected dicts dotted key -> value')
+        each = list(itertools.islice(found, MOST + 1))
     except UserError as error:
         raise UserError(f'{config}: {error}') from error
-    except Exception as error:  # whatever the experiment's author raises
-        raise UserError(f'{config}: --sweep={",".join(names)} fails: {type(error).__name__}: {error}') from error
-    for point in (point for points in each for point in points):
+    except (Exception, SystemExit) as error:  # whatever the experiment's author raises
+        text = ' '.join(f'{type(error).__name__}: {error}'.split())
+        raise UserError(f'{config}: --sweep={name} fails: {text}') from error
+    for point in each:
         if not isinstance(point, dict) or not all(isinstance(key, str) for key in point):
             raise UserError(f'{config}: a point of a sweep is a dict dotted key -> value, got {point!r}')
-    return list(product(*each))
+    return each
 
 
 def _told(overrides: Mapping[str, Any]) -> str:

@@ -59,6 +59,8 @@ def _notes(sweep: Sweep) -> dict[int, str]:
 def _exact(value: Any) -> str:
     if isinstance(value, tuple):
         return ','.join(map(_exact, value))
+    if isinstance(value, str):
+        return value
     return repr(value) if isinstance(value, float) else _cell(value)
 
 
@@ -122,7 +124,7 @@ def _table(names: Sequence[str], left: int | None = None) -> Any:
 
     table = Table(box=None, pad_edge=False, header_style='dim')
     for at, name in enumerate(names):
-        table.add_column(Text(name), justify='left' if at == left else 'right')
+        table.add_column(Text(shown(name)), justify='left' if at == left else 'right', overflow='fold')
     return table
 
 

@@ -46,7 +46,7 @@ def check(folder: Path, search: Callable[[Any], Overrides], typed: Callable[[Ove
 
 def _recorded(folder: Path) -> Iterator[dict[str, Any]]:
     """Points whose draws are recorded, by number; not those for which the search failed."""
-    found = [outcome.load(path) or {} for path in sorted((folder / 'points').glob('*/point.json'))]
+    found = [outcome.load_point(path) or {} for path in sorted((folder / 'points').glob('*/point.json'))]
     return (point for point in found if point.get('draws') and point['overrides'])
 
 

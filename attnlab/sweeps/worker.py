@@ -16,6 +16,7 @@ from typing import Any
 
 from attnlab import config as configs
 from attnlab.errors import Pruned, RunError, Stopped, UserError
+from attnlab.report.values import cropped, shown
 from attnlab.sweeps import board as boards
 from attnlab.sweeps import database, outcome, points, space, storage
 from attnlab.sweeps.board import Board
@@ -24,6 +25,9 @@ from attnlab.sweeps.points import Plan, Point
 from attnlab.sweeps.signals import Signals, handled
 from attnlab.train import metrics, run
 from attnlab.train.loop import Watch
+
+REASON = 400
+"""Characters of the reason of a failure at most: a device that is out of memory explains itself in pages."""
 
 POLL = 1.0
 """Seconds between two looks for a point, and between two at whether a sign of life is due."""
@@ -179,8 +183,9 @@ def _trained(
 
 
 def _failed(plan: Plan, error: BaseException, seconds: float) -> Outcome:
-    text = ' '.join(str(error).split())
+    text = shown(' '.join(str(error).split()))
     reason = text if isinstance(error, UserError | RunError) else f'{type(error).__name__}: {text}'
+    reason = cropped(reason, REASON)  # all of it, with the traceback, is in the point's log
     return Outcome('failed', plan.metric, plan.direction, None, None, seconds, reason)
 
 

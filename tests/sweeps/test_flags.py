@@ -26,10 +26,27 @@ def refused(experiment, tmp_path, capsys):
 
 @pytest.mark.parametrize(('flags', 'said'), [
     ([], 'sweep needs --sweep=NAME[,NAME]'),
-    (['--sweep=seeds', '--workers=0'], '--workers is 0; expected 1 or more'),
+    (['--sweep=seeds', '--workers=0'], '--workers is 0; expected 1 to 256'),
+    (['--sweep=seeds', '--workers=nan'], "--workers expects a whole number, got 'nan'"),
+    (['--sweep=seeds', '--workers=1000000'], '--workers is 1000000; expected 1 to 256'),
+    (['--sweep=space', '--trials=-1'], '--trials is -1; expected 1 to 10000'),
+    (['--sweep=space', '--trials=1_000_000_000'], '--trials is 1000000000; expected 1 to 10000'),
+    (['--sweep=seeds', '--workers=2', '--worker=2'], '--worker is 2; expected 0 to 1'),
+    (['--sweep=seeds', '--index=999'], '--index is 999; expected 0 to 2'),
+    (['--sweep=seeds', '--retry='], "--retry: ignored explicit argument ''"),
+    (['--sweep=seeds', '--best='], '--best expects FILE.py, got nothing'),
+    (['--sweep=', '--list'], '--sweep expects NAME[,NAME], got nothing'),
+    (['--sweep=,', '--list'], "has no sweep ''"),
+    (['--sweep=seeds,', '--list'], "has no sweep ''"),
+    (['--sweep=seeds,seeds', '--list'], 'config.seed is set by two sweeps of a product: to 0 and 0'),
+    (['--sweep=seeds', '--launcher=local', '--launcher_options==b'], "expects KEY=VALUE,..., got '=b'"),
+    (['--sweep=seeds', '--launcher=local', '--launcher_options=timeout_min=x'], '"timeout_min" expected type'),
+    (['--sweep=seeds', '--launcher=local', '--storage=nonsense://'], '--storage=nonsense:// cannot be reached'),
+    (['--sweep=seeds', '--launcher=local', '--storage=nonsense'], '--storage expects a URL as in postgresql://user@host'),
+    (['--sweep=seeds', '--launcher=local', '--storage=sqlite:////no/x.db'], 'there is no folder /no'),
     (['--sweep=seeds', '--workers=two'], "--workers expects a whole number, got 'two'"),
     (['--sweep=seeds', '--index=3'], '--index is 3; expected 0 to 2'),
-    (['--sweep=seeds', '--index=-1'], '--index is -1; expected 0 or more'),
+    (['--sweep=seeds', '--index=-1'], '--index is -1; expected 0 to 9999'),
     (['--sweep=space', '--index=0'], 'space is a search, whose points are drawn when they run'),
     (['--sweep=space', '--list'], 'space is a search, whose points are drawn when they run'),
     (['--sweep=space', '--sampler=cma'], "--sampler is 'cma'; did you mean cmaes?"),
@@ -68,3 +85,52 @@ def test_the_best_of_another_sweep_is_not_written(experiment, tmp_path, capsys):
     assert best('seeds', '--config.model.hidden=64', '--trials=7') == 2
     assert f'{folder} holds another sweep: one without --trials=7 --config.model.hidden=64' in capsys.readouterr().err
     assert best('seeds') == 0 and (tmp_path / 'best.py').exists()
+
+
+@pytest.mark.parametrize(('functions', 'said'), [
+    ('def sweep_x(): pass', 'sweep_x() returns None; expected dicts dotted key -> value'),
+    ('def sweep_x(): return 3', "--sweep=x fails: TypeError: 'int' object is not iterable"),
+    ('def sweep_x(): return {"seed": 1}', "a point of a sweep is a dict dotted key -> value, got 'seed'"),
+    ('def sweep_x(): return [{3: 4}]', 'a point of a sweep is a dict dotted key -> value, got {3: 4}'),
+    ('def sweep_x(): raise ValueError("two\\nlines")', '--sweep=x fails: ValueError: two lines'),
+    ('def sweep_x(): raise SystemExit(0)', '--sweep=x fails: SystemExit: 0'),
+    ('def sweep_x(): return sweep_x()', '--sweep=x fails: RecursionError: '),
+    ('def sweep_x(y): return [{"seed": y}]', '--sweep=x fails: TypeError: sweep_x() missing 1 required positional'),
+    ('def sweep_x():\n    yield {"seed": 1}\n    raise KeyError("a")', "--sweep=x fails: KeyError: 'a'"),
+    ('def sweep_x():\n    while True:\n        yield {"seed": 1}', '--sweep=x has more than 10000 points'),
+    ('def sweep_x(): return [{"seed": 1}, {"seed": 1}]', 'points 0 and 1 of the sweep are the same: seed=1'),
+    ('def sweep_x(): return [{"model.hiden": 1}]', 'there is no config.model.hiden; did you mean config.model.hidden?'),
+    ('def sweep_x(): return [{"model": {"hidden": 1}}]', 'config.model is a section, set one of its fields'),
+    ('def sweep_x(): return [{"optimizer.learning_rate": float("nan")}]', 'expects a finite float, got nan'),
+    ('sweep_x = 3', 'it has neither sweep_NAME() nor search_NAME(trial)'),
+])  # fmt: skip
+@pytest.mark.parametrize('flag', ['--list', '--index=0', '--launcher=local'])
+def test_a_sweep_function_that_makes_no_points(experiment, tmp_path, capsys, functions, said, flag):
+    argv = ['sweep', f'--config={experiment(functions)}', f'--workdir={tmp_path}/new', '--sweep=x', flag]
+    assert cli.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == '' and said in err and err.count('\n') == 1 and not (tmp_path / 'new').exists()
+
+
+@pytest.mark.parametrize('best', ['', '/best.py', '/best.txt', '/none/best.py'])
+def test_a_best_that_cannot_be_written(experiment, tmp_path, capsys, best):
+    config, folder = experiment(SWEEPS), tmp_path / 'sweep'
+    made.sweep(folder, [made.point({'seed': 1}, value=1.0, metrics=[])], config=config, names=('seeds',))
+    (tmp_path / 'best.py').write_text('mine')
+    before = sorted(tmp_path.rglob('*'))
+    argv = ['sweep', f'--config={config}', f'--workdir={folder}', '--sweep=seeds', f'--best={tmp_path}{best}']
+    assert cli.main(argv) == 2
+    assert capsys.readouterr().err.count('\n') == 1
+    assert sorted(tmp_path.rglob('*')) == before and (tmp_path / 'best.py').read_text() == 'mine'
+
+
+@pytest.mark.parametrize('text', ['', '{}', '[]', 'null', '3', '"x"', '{"config": 1}', '\x00', '[' * 100000])
+@pytest.mark.parametrize('file', ['sweep.json', 'points/p0/outcome.json', 'points/p0/running.json'])
+def test_a_file_of_a_sweep_that_is_damaged(experiment, tmp_path, capsys, text, file):
+    config, folder = experiment(SWEEPS), tmp_path / 'sweep'
+    made.sweep(folder, [made.point({'seed': 1}, 'running')], config=config, names=('seeds',))
+    (folder / file).write_text(text)
+    argv = ['sweep', f'--config={config}', f'--workdir={folder}', '--sweep=seeds', f'--best={tmp_path}/best.py']
+    assert cli.main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.count('\n') == 1 and f'{folder / file} ' in err

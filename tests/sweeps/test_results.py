@@ -1,6 +1,7 @@
 """What came of a sweep, from directories made by hand: statuses, groups, the best, tables."""
 
 import csv
+import html
 import re
 
 import pytest
@@ -87,6 +88,25 @@ def test_text_of_a_user_is_no_markup(tmp_path, capsys):
     results.show(sweep, width=120)
     said = capsys.readouterr().out
     assert '[bold]x' in said and '[red]no' in said and '[/]' in said
+
+
+NAMES = ['_a', '$a$', '$x', 'two\nlines', '\x1b[31mred', '[bold]', ':smile:', '<b>', '&amp;', '\\', '猫', 'x' * 500]
+
+
+def test_names_of_any_characters_are_shown_as_they_are(tmp_path, capsys):
+    """On the screen and the page what would end a line or command a terminal is escaped; the CSV has it as it is."""
+    sweep = read(tmp_path, *(point({ORDER: name, 'seed': seed}, value=1.0 + at + seed, metrics=[])
+                             for at, name in enumerate(NAMES) for seed in (0, 1)))  # fmt: skip
+    results.show(sweep, width=100)
+    said = capsys.readouterr().out
+    escaped = [name.replace('\n', '\\n').replace('\x1b', '\\x1b') for name in NAMES]
+    assert '\x1b' not in said and '…' not in said and said.count('x') >= 1000
+    assert all(re.search(rf'(?m)(^|\s){re.escape(name)}(\s|$)', said) for name in escaped[:-1])
+    assert re.search(r'best loss: .*, order=_a\n', said)
+    with results.write_table(sweep).open(newline='') as file:
+        assert [line[2] for line in csv.reader(file)][1::2] == NAMES
+    table = results.page._points(results.plain(sweep))
+    assert all(f'>{html.escape(name)}</td>' in table for name in escaped)
 
 
 def test_where_there_is_no_terminal_nothing_is_cut_off(tmp_path, capsys):

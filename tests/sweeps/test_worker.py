@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from attnlab.errors import RunError, Stopped
+from attnlab.errors import RunError, Stopped, UserError
 from attnlab.sweeps import begin, board, outcome, points, storage, worker
 from attnlab.train import loop
 from attnlab.train.signals import wishes
@@ -112,6 +112,25 @@ def test_whatever_a_point_raises_the_others_run(trainer, sweep):
     assert [row.status for row in rows] == ['failed', 'done', 'failed', 'done']
     assert [row.reason for row in rows] == ['step 3: the loss is nan', None, 'MemoryError: too large', None]
     assert [seed for seed, _ in trainer.ran] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(('error', 'reason'), [
+    (RunError('step 3: the loss is nan'), 'step 3: the loss is nan'),
+    (UserError('train.mesh is data=9;\nexpected fewer'), 'train.mesh is data=9; expected fewer'),
+    (MemoryError(), 'MemoryError: '),
+    (RuntimeError('RESOURCE_EXHAUSTED: Out of memory\n' + 'more\n' * 1000), 'RuntimeError: RESOURCE_EXHAUSTED: Out'),
+    (RecursionError('deep'), 'RecursionError: deep'),
+    (SystemExit(3), 'SystemExit: 3'),
+    (ExceptionGroup('several', [ValueError('a\x1b[31m')]), 'ExceptionGroup: several (1 sub-exception)'),
+    (ValueError('\x1b[31mred'), 'ValueError: \\x1b[31mred'),
+])  # fmt: skip
+def test_a_point_that_fails_is_recorded_in_one_line_and_the_others_run(trainer, sweep, capsys, error, reason):
+    trainer.otherwise = {0: fails(error)}
+    rows = sweep('seeds')()
+    assert [row.status for row in rows] == ['failed', 'done', 'done', 'done']
+    assert rows[0].reason.startswith(reason) and rows[0].reason.isprintable() and len(rows[0].reason) <= worker.REASON
+    log = capsys.readouterr().err
+    assert 'Traceback' in log and type(error).__name__ in log
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
