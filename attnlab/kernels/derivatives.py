@@ -20,33 +20,33 @@ def once(function: Callable, name: str) -> Callable:
     return first
 
 
-def reverse_only(tree: Any, name: str) -> Any:
-    """The arrays of `tree`, whose forward-mode derivatives raise NotImplementedError with the `name`.
+def reverse_only(tree: Any, name: str, remedy: str = "implementation='dense' has") -> Any:
+    """The arrays of `tree`, whose forward-mode derivatives raise NotImplementedError with `name` and `remedy`.
 
     JAX's own error for inputs of a `custom_vjp` function is a TypeError that names neither function nor remedy.
     Reverse mode passes, and costs nothing.
     """
-    return jax.tree.map(partial(_identity, name), tree)
+    return jax.tree.map(partial(_identity, f'jax.jvp: {name} has no forward-mode derivative; {remedy}'), tree)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _identity(name: str, x: Any) -> Any:
+def _identity(error: str, x: Any) -> Any:
     return x
 
 
 @_identity.defjvp
-def _identity_tangent(name: str, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
-    return _identity(name, *primals), _tangent.bind(*tangents, name=name)
+def _identity_tangent(error: str, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+    return _identity(error, *primals), _tangent.bind(*tangents, error=error)
 
 
-def _refuse(*_: Any, name: str, **__: Any) -> Any:
-    raise NotImplementedError(f"jax.jvp: {name} has no forward-mode derivative; implementation='dense' has")
+def _refuse(*_: Any, error: str) -> Any:
+    raise NotImplementedError(error)
 
 
 # Reverse mode transposes this identity before it is evaluated or compiled; forward mode does not.
 _tangent = Primitive('reverse_only_tangent')
 _tangent.def_impl(_refuse)
-_tangent.def_abstract_eval(lambda x, name: x)
+_tangent.def_abstract_eval(lambda x, error: x)
 mlir.register_lowering(_tangent, _refuse)
-ad.deflinear2(_tangent, lambda cotangent, _, name: [cotangent])
-batching.primitive_batchers[_tangent] = lambda args, axes, name: (_tangent.bind(*args, name=name), axes[0])
+ad.deflinear2(_tangent, lambda cotangent, _, error: [cotangent])
+batching.primitive_batchers[_tangent] = lambda args, axes, error: (_tangent.bind(*args, error=error), axes[0])

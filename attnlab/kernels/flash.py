@@ -201,7 +201,7 @@ def _forward_row(plan: Plan, row: Row) -> tuple[Array, Array, Array]:
         summed = jnp.logaddexp(log, row.sinks[..., None])
         return jnp.where(empty[..., None], 0.0, output * jnp.exp(largest - summed)[..., None]), summed, empty
 
-    output, total, empty = jax.lax.map(block, jnp.arange(grid.T // grid.queries))
+    output, total, empty = jax.lax.map(block, _numbers(grid, row))
     return _joined_blocks(output), _joined_blocks(total), _joined_blocks(empty)
 
 
@@ -262,10 +262,15 @@ def _backward_row(plan: Plan, row: Row, slope: Array, delta: Array, total: Array
         start = sums, axes.vary(jnp.zeros(query.shape, wide), query)
         return jax.lax.fori_loop(*_range(grid, table, i), step, start)
 
-    sums, query_slope = jax.lax.scan(block, axes.vary(sums, row.query), jnp.arange(grid.T // grid.queries))
+    sums, query_slope = jax.lax.scan(block, axes.vary(sums, row.query), _numbers(grid, row))
     common = {name: sums.pop(name) for name in ('slopes', *(() if row.own_bias else ('bias',))) if name in sums}
     own = sums | {name: sums[name].swapaxes(1, 2) for name in ('key', 'value')}
     return own | {'query': _joined_blocks(query_slope)}, common
+
+
+def _numbers(grid: Grid, row: Row) -> Array:
+    """The blocks of queries, varying over mesh axes as the row does: `jax.vmap` of a switch takes that for granted."""
+    return axes.vary(jnp.arange(grid.T // grid.queries), row.query)
 
 
 def _range(grid: Grid, table: tiles.Table | None, i: Array) -> tuple[Any, Any]:
