@@ -4,27 +4,27 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from attnlab.kernels import dense
-from attnlab.kernels.call import Call, check, give, window_sides
-from attnlab.kernels.masks import Visibility, as_array
+from attnlab.kernels.call import Attended, Call, Number, check, give, number, with_automatic_axes
+from attnlab.kernels.masks import Host, Row, Window, as_array, visibility, window_sides
 
 
 def additive_attention(
-    query: Float[Array, 'B T N H'],
-    key: Float[Array, 'B S K H'],
-    value: Float[Array, 'B S K Hv'],
-    score: Float[Array, 'N H'],
-    bias: Float[Array, '#B #N #T #S'] | None = None,
-    mask: Bool[Array, '#B #N #T #S'] | None = None,
+    query: Float[Host, 'B T N H'],
+    key: Float[Host, 'B S K H'],
+    value: Float[Host, 'B S K Hv'],
+    score: Float[Host, 'N H'],
+    bias: Float[Host, '#B #N #T #S'] | None = None,
+    mask: Bool[Host, '#B #N #T #S'] | None = None,
     *,
     is_causal: bool = False,
-    query_seq_lengths: Int[Array, ' B'] | None = None,
-    key_value_seq_lengths: Int[Array, ' B'] | None = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_positions: Int[Array, '#B T'] | None = None,
-    key_positions: Int[Array, '#B S'] | None = None,
-    query_segment_ids: Int[Array, '#B T'] | None = None,
-    key_segment_ids: Int[Array, '#B S'] | None = None,
-    dropout_rate: float = 0.0,
+    query_seq_lengths: Int[Host, ' B'] | Row | None = None,
+    key_value_seq_lengths: Int[Host, ' B'] | Row | None = None,
+    local_window_size: Window | None = None,
+    query_positions: Int[Host, '#B T'] | Row | None = None,
+    key_positions: Int[Host, '#B S'] | Row | None = None,
+    query_segment_ids: Int[Host, '#B T'] | Row | None = None,
+    key_segment_ids: Int[Host, '#B S'] | Row | None = None,
+    dropout_rate: Number = 0.0,
     dropout_rng: PRNGKeyArray | UInt32[Array, '2'] | None = None,
     return_residual: bool = False,
     return_weights: bool = False,
@@ -44,22 +44,30 @@ def additive_attention(
     Raises:
       ValueError: for shapes, dtypes and rates that do not fit, naming what came and what was expected.
     """
-    rules = Visibility(
-        mask, query_seq_lengths, key_value_seq_lengths, query_positions, key_positions,
-        query_segment_ids, key_segment_ids, is_causal=is_causal, window=window_sides(local_window_size),
+    query, key, value, score = map(jnp.asarray, (query, key, value, score))
+    rules = visibility(
+        mask=mask, query_seq_lengths=query_seq_lengths, key_value_seq_lengths=key_value_seq_lengths,
+        query_positions=query_positions, key_positions=key_positions,
+        query_segment_ids=query_segment_ids, key_segment_ids=key_segment_ids,
+        is_causal=is_causal, window=window_sides(local_window_size),
     )  # fmt: skip
     call = Call(
-        query, key, value, rules, scale=1.0, bias=bias, dropout_rate=dropout_rate, dropout_rng=dropout_rng,
+        query, key, value, rules, scale=1.0, bias=None if bias is None else jnp.asarray(bias),
+        dropout_rate=number('dropout_rate', dropout_rate), dropout_rng=dropout_rng,
         return_residual=return_residual, return_weights=return_weights,
     )  # fmt: skip
     check(call)
     if score.shape != query.shape[2:]:
         raise ValueError(f'score has shape {score.shape}; expected [N, H] = {query.shape[2:]}')
-    N = query.shape[2]
-    array = as_array(rules, query.shape[1], key.shape[1])
+    return give(with_automatic_axes(_attend, call, score))
+
+
+def _attend(call: Call, score: Float[Array, 'N H']) -> Attended:
+    N, K = call.query.shape[2], call.key.shape[2]
+    array = as_array(call.rules, call.query.shape[1], call.key.shape[1])
     call, bad = dense.clean(call, array)
-    wide = jnp.promote_types(query.dtype, jnp.float32)
+    wide = jnp.promote_types(call.query.dtype, jnp.float32)
     queries = call.query.astype(wide).swapaxes(1, 2)[:, :, :, None, :]
-    keys = jnp.repeat(call.key.astype(wide).swapaxes(1, 2), N // key.shape[2], axis=1)[:, :, None, :, :]
+    keys = jnp.repeat(call.key.astype(wide).swapaxes(1, 2), N // K, axis=1)[:, :, None, :, :]
     logits = jnp.sum(jnp.tanh(queries + keys) * score.astype(wide)[None, :, None, None, :], axis=-1)
-    return give(dense.attend(logits, call, array, bad))
+    return dense.attend(logits, call, array, bad)

@@ -1,16 +1,25 @@
 """`dot_product_attention`: one signature, the rules that every implementation keeps, and the table of them."""
 
-import math
 from collections.abc import Callable, Sequence
+from typing import SupportsIndex
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from attnlab.kernels import blockwise, cudnn, dense, ring, splash
-from attnlab.kernels.call import Attended, Call, check, give, window_sides
-from attnlab.kernels.masks import Visibility
+from attnlab.kernels.call import (
+    Attended,
+    Call,
+    Number,
+    check,
+    give,
+    number,
+    scale_of,
+    sizes_of_blocks,
+    with_automatic_axes,
+)
+from attnlab.kernels.masks import Host, Row, Visibility, Window, visibility, window_sides
 from attnlab.kernels.norms import l2_norm, rms_norm
 
 IMPLEMENTATIONS: dict[str, Callable[[Call], Attended]] = {
@@ -24,8 +33,6 @@ IMPLEMENTATIONS: dict[str, Callable[[Call], Attended]] = {
 
 ALIASES = {'xla': 'dense'}  # what jax.nn calls it
 
-Host = Array | np.ndarray
-
 
 def dot_product_attention(
     query: Float[Host, '*B T N H'],
@@ -34,23 +41,23 @@ def dot_product_attention(
     bias: Float[Host, '... #N #T #S'] | None = None,
     mask: Bool[Host, '... #N #T #S'] | Visibility | None = None,
     *,
-    scale: float | Float[Array, ''] | None = None,
+    scale: Number | Float[Host, ''] | None = None,
     is_causal: bool = False,
-    query_seq_lengths: Int[Host, ' B'] | None = None,
-    key_value_seq_lengths: Int[Host, ' B'] | None = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    query_positions: Int[Host, '#B T'] | None = None,
-    key_positions: Int[Host, '#B S'] | None = None,
-    query_segment_ids: Int[Host, '#B T'] | None = None,
-    key_segment_ids: Int[Host, '#B S'] | None = None,
-    logits_soft_cap: float | None = None,
+    query_seq_lengths: Int[Host, ' B'] | Row | None = None,
+    key_value_seq_lengths: Int[Host, ' B'] | Row | None = None,
+    local_window_size: Window | None = None,
+    query_positions: Int[Host, '#B T'] | Row | None = None,
+    key_positions: Int[Host, '#B S'] | Row | None = None,
+    query_segment_ids: Int[Host, '#B T'] | Row | None = None,
+    key_segment_ids: Int[Host, '#B S'] | Row | None = None,
+    logits_soft_cap: Number | None = None,
     sinks: Float[Host, ' N'] | None = None,
     alibi_slopes: Float[Host, ' N'] | None = None,
     qk_norm: str | None = None,
-    dropout_rate: float = 0.0,
+    dropout_rate: Number = 0.0,
     dropout_rng: PRNGKeyArray | UInt32[Array, '...'] | None = None,
     implementation: str | Sequence[str] | None = None,
-    block_sizes: tuple[int, int] | None = None,
+    block_sizes: Sequence[SupportsIndex] | None = None,
     return_residual: bool = False,
     return_weights: bool = False,
 ) -> Float[Array, '*B T N Hv'] | tuple[Array, ...]:
@@ -102,19 +109,23 @@ def dot_product_attention(
     unbatched = query.ndim == key.ndim == value.ndim == 3
     if unbatched:
         query, key, value = query[None], key[None], value[None]
-    rules = Visibility(
-        None, *map(_array, (query_seq_lengths, key_value_seq_lengths, query_positions, key_positions,
-                            query_segment_ids, key_segment_ids)),
+    rules = visibility(
+        query_seq_lengths=query_seq_lengths, key_value_seq_lengths=key_value_seq_lengths,
+        query_positions=query_positions, key_positions=key_positions,
+        query_segment_ids=query_segment_ids, key_segment_ids=key_segment_ids,
         is_causal=is_causal, window=window_sides(local_window_size),
     )  # fmt: skip
     rules &= mask if isinstance(mask, Visibility) else Visibility(_pairs(mask, unbatched))
     call = Call(
-        query, key, value, rules, 1.0 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale,
-        _pairs(bias, unbatched), _array(sinks), _array(alibi_slopes), logits_soft_cap, dropout_rate, dropout_rng,
-        block_sizes, return_residual, return_weights,
+        query, key, value, rules, scale_of(scale, query.shape[-1] if query.ndim else 1),
+        _pairs(bias, unbatched), _array(sinks), _array(alibi_slopes),
+        None if logits_soft_cap is None else number('logits_soft_cap', logits_soft_cap),
+        number('dropout_rate', dropout_rate), dropout_rng, sizes_of_blocks(block_sizes),
+        return_residual, return_weights,
     )  # fmt: skip
     check(call)
-    attended = _first_that_serves(_names(implementation, call), _normalised(call, qk_norm))
+    names = _names(implementation, call)
+    attended = with_automatic_axes(lambda call: _first_that_serves(names, _normalised(call, qk_norm)), call)
     return give(jax.tree.map(lambda x: x[0], attended) if unbatched else attended)
 
 

@@ -1,12 +1,20 @@
 """One attention call: what every implementation takes, what it gives back, and the checks that come before it."""
 
 import math
-from typing import Any, NamedTuple
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, SupportsIndex
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from attnlab.kernels.masks import Visibility
+
+Number = float | np.number
+"""What is fixed when a program is compiled, of Python or NumPy."""
 
 
 class Call(NamedTuple):
@@ -47,14 +55,74 @@ def give(attended: Attended) -> Array | tuple[Array, ...]:
     return (attended.output, *more) if more else attended.output
 
 
-def window_sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    """One number stands for both sides; refuses negative ones."""
-    sides = (size, size) if isinstance(size, int) else size
-    if sides is None:
+def with_automatic_axes(function: Callable[..., Attended], call: Call, *more: Array) -> Attended:
+    """`function(call, *more)`, where the compiler divides what explicit mesh axes divide.
+
+    An array's type holds its division over explicit axes (`jax.make_mesh` makes such by default), and the carries of
+    loops over tiles and the reshapes of grouped heads would have to state it.  The output is divided as the query is
+    in its rows, tokens and heads, and as the value is in its width.
+    """
+    leaves, tree = jax.tree.flatten((call, *more))
+    arrays = [x for x in leaves if isinstance(x, jax.Array)]
+    meshes = [own.mesh for own in (jax.typeof(x).sharding for x in arrays) if own.mesh.explicit_axes and any(own.spec)]
+    if not meshes:
+        return function(call, *more)
+    query, key, value = (jax.typeof(x).sharding.spec for x in call[:3])
+
+    def sharding(*entries: Any) -> NamedSharding:
+        names: set[str] = set()
+        parts = []
+        for entry in entries:
+            own = set(entry if isinstance(entry, tuple) else [] if entry is None else [entry])
+            parts.append(None if own & names else entry)  # one mesh axis divides one axis of an array
+            names |= own
+        return NamedSharding(meshes[0], PartitionSpec(*parts))
+
+    def rebuilt(*arrays: Array) -> Attended:
+        rest = iter(arrays)
+        return function(*tree.unflatten([next(rest) if isinstance(x, jax.Array) else x for x in leaves]))
+
+    out: list[Any] = [
+        sharding(*query[:3], value[3]), sharding(*query[:3]) if call.return_residual else None,
+        sharding(query[0], query[2], query[1], key[1]) if call.return_weights else None,
+    ]  # fmt: skip
+    automatic: Any = jax.sharding.auto_axes(rebuilt, out_sharding=Attended(*out))
+    return automatic(*arrays)
+
+
+def number(name: str, x: Any) -> float:
+    """A Python number from one of Python, NumPy or JAX.  Raises ValueError for what is no single known number."""
+    try:
+        if np.ndim(x) == 0:
+            return float(x)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f'{name} is {x}; expected one number, fixed when the program is compiled')
+
+
+def scale_of(scale: Any, width: int) -> float | Array:
+    """The factor of the logits, 1 / sqrt(width) if None.  Raises ValueError unless it is one number, traced or not.
+
+    An array of one axis would be multiplied along keys or channels by broadcasting, and never along heads.
+    """
+    if scale is None:
+        return 1.0 / math.sqrt(max(width, 1))
+    if np.ndim(scale):
+        raise ValueError(f'scale has shape {np.shape(scale)}; expected one number for all heads')
+    return scale if isinstance(scale, jax.Array) else number('scale', scale)
+
+
+def sizes_of_blocks(sizes: Sequence[SupportsIndex] | None) -> tuple[int, int] | None:
+    """(queries, keys) as Python integers.  Raises ValueError unless both are positive."""
+    if sizes is None:
         return None
-    if len(sides) != 2 or min(sides) < 0:
-        raise ValueError(f'local_window_size is {size}; expected a number or (left, right), none of them negative')
-    return min(sides[0], 2**30), min(sides[1], 2**30)  # positions are int32, and added to
+    try:
+        queries, keys = map(operator.index, sizes)
+    except (TypeError, ValueError):
+        queries = keys = 0
+    if min(queries, keys) < 1:
+        raise ValueError(f'block_sizes is {sizes}; expected (queries, keys), both positive')
+    return queries, keys
 
 
 def check(call: Call) -> None:
@@ -80,8 +148,6 @@ def check(call: Call) -> None:
             raise ValueError(f'{name} has shape {x.shape} and dtype {x.dtype}; expected [N] = ({N},) floats')
     if call.logits_soft_cap is not None and not 0.0 < call.logits_soft_cap < math.inf:
         raise ValueError(f'logits_soft_cap is {call.logits_soft_cap}; expected a positive finite number or None')
-    if call.block_sizes is not None and (len(call.block_sizes) != 2 or min(call.block_sizes) < 1):
-        raise ValueError(f'block_sizes is {call.block_sizes}; expected (queries, keys), both positive')
     check_dropout(call.dropout_rate, call.dropout_rng)
 
 

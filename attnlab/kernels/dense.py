@@ -24,6 +24,8 @@ def dot_product(call: Call) -> Attended:
     # Heads before positions: a matrix product over [T, H] x [H, S] per head is what every backend does well.
     grouped = call.query.swapaxes(1, 2).reshape(B, K, N // K, T, H)
     logits = jnp.einsum('bkgth,bskh->bkgts', grouped, call.key, preferred_element_type=wide).reshape(B, N, T, S)
+    if mask is not None:  # what overflowed in a masked slot would be zero times infinity in gradients of scale and cap
+        logits = jnp.where(mask, logits, 0.0)
     logits = logits * call.scale
     if call.logits_soft_cap is not None:
         logits = call.logits_soft_cap * jnp.tanh(logits / call.logits_soft_cap)

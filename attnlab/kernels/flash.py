@@ -5,7 +5,6 @@ which the gradient forms every tile again.  Tiles that no rule lets anyone see a
 `kernels.blockwise` brings a call into the layout that is used here, and `kernels.ring` the parts of one.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from attnlab.kernels import dropout, tiles
+from attnlab.kernels import axes, derivatives, dropout, tiles
 from attnlab.kernels.tiles import Grid, Rules
 
 
@@ -47,9 +46,17 @@ class Others(NamedTuple):
     words: UInt32[Array, '2'] | None  # dropout's
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(plan: Plan, floats: Floats, others: Others) -> tuple[Array, Array]:
-    """Output [B, K, G, T, Hv] and the log of each row's sum [B, K, G, T], which has no gradient; both wide."""
+    """Output [B, K, G, T, Hv] and the log of each row's sum [B, K, G, T], which has no gradient; both wide.
+
+    Raises NotImplementedError in forward-mode derivatives.
+    """
+    floats, others = axes.vary((derivatives.reverse_only(floats, 'blockwise'), others))
+    return _attend(plan, floats, others)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(plan: Plan, floats: Floats, others: Others) -> tuple[Array, Array]:
     return _forward(plan, floats, others)[0]
 
 
@@ -90,7 +97,7 @@ def gradients(plan: Plan, floats: Floats, others: Others, output: Array, total: 
         own, common = jax.vmap(each)(rows)
         common = jax.tree.map(lambda x: jnp.sum(x, axis=0), common)
     else:
-        start = _zeros(jax.eval_shape(each, jax.tree.map(lambda x: x[0], rows))[1])
+        start = axes.vary(_zeros(jax.eval_shape(each, jax.tree.map(lambda x: x[0], rows))[1]), rows)
         common, own = jax.lax.scan(lambda total, row: _add(total, each(row)), start, rows)
     return Floats(
         own['query'], own['key'], own['value'],
@@ -111,19 +118,8 @@ def _slope(output: Array, total: Array, cotangent: Array) -> tuple[Array, Array]
     return slope, jnp.sum(slope * output, axis=-1)
 
 
-def once(function: Callable, name: str) -> Callable:
-    """A gradient, its first argument fixed, that says by name that it has none of its own."""
-
-    def refuse(*_: Any) -> Any:
-        raise NotImplementedError(f"second derivatives: {name} has none; implementation='dense' has")
-
-    first = jax.custom_vjp(function, nondiff_argnums=(0,))
-    first.defvjp(refuse, refuse)
-    return first
-
-
-_gradients = once(gradients, 'blockwise')
-attend.defvjp(_forward, _backward)
+_gradients = derivatives.once(gradients, 'blockwise')
+_attend.defvjp(_forward, _backward)
 
 
 def _add(total: Any, parts: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -194,6 +190,7 @@ def _forward_row(plan: Plan, row: Row) -> tuple[Array, Array, Array]:
 
         shape = (K, G, grid.queries)
         start = jnp.full(shape, lowest), jnp.zeros(shape, wide), jnp.zeros((*shape, row.value.shape[-1]), wide)
+        start = axes.vary(start, row.query)
         step = lambda j, state: _choose(table, i, j, lambda state: state, partial(tile, j), state)
         largest, total, output = jax.lax.fori_loop(*_range(grid, table, i), step, start)
         empty = total == 0.0
@@ -204,7 +201,7 @@ def _forward_row(plan: Plan, row: Row) -> tuple[Array, Array, Array]:
         summed = jnp.logaddexp(log, row.sinks[..., None])
         return jnp.where(empty[..., None], 0.0, output * jnp.exp(largest - summed)[..., None]), summed, empty
 
-    output, total, empty = jax.lax.map(block, jnp.arange(grid.T // grid.queries))
+    output, total, empty = jax.lax.map(block, _numbers(grid, row))
     return _joined_blocks(output), _joined_blocks(total), _joined_blocks(empty)
 
 
@@ -257,17 +254,23 @@ def _backward_row(plan: Plan, row: Row, slope: Array, delta: Array, total: Array
 
         def step(j: Array, state: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
             # The branches give the parts of one tile: sums that passed through them would be copied every time.
-            nothing = lambda: _zeros(jax.eval_shape(partial(tile, masked=False), j))
+            nothing = lambda: axes.vary(_zeros(jax.eval_shape(partial(tile, masked=False), j)), row.query)
             parts = _choose(table, i, j, nothing, partial(tile, j))
             sums, query_slope = state
             return _added(sums, parts, i, j), query_slope + parts['query']
 
-        return jax.lax.fori_loop(*_range(grid, table, i), step, (sums, jnp.zeros(query.shape, wide)))
+        start = sums, axes.vary(jnp.zeros(query.shape, wide), query)
+        return jax.lax.fori_loop(*_range(grid, table, i), step, start)
 
-    sums, query_slope = jax.lax.scan(block, sums, jnp.arange(grid.T // grid.queries))
+    sums, query_slope = jax.lax.scan(block, axes.vary(sums, row.query), _numbers(grid, row))
     common = {name: sums.pop(name) for name in ('slopes', *(() if row.own_bias else ('bias',))) if name in sums}
     own = sums | {name: sums[name].swapaxes(1, 2) for name in ('key', 'value')}
     return own | {'query': _joined_blocks(query_slope)}, common
+
+
+def _numbers(grid: Grid, row: Row) -> Array:
+    """The blocks of queries, varying over mesh axes as the row does: `jax.vmap` of a switch takes that for granted."""
+    return axes.vary(jnp.arange(grid.T // grid.queries), row.query)
 
 
 def _range(grid: Grid, table: tiles.Table | None, i: Array) -> tuple[Any, Any]:

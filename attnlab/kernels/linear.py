@@ -6,21 +6,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.kernels.call import Call, check
-from attnlab.kernels.masks import Visibility, length_mask
+from attnlab.kernels import axes
+from attnlab.kernels.call import Attended, Call, check, with_automatic_axes
+from attnlab.kernels.masks import Host, Row, length_mask, visibility
 
 CHUNK = 64
 """Tokens a step of the causal scan: longer ones form more pairs, shorter ones store more states for the gradient."""
 
 
 def linear_attention(
-    query: Float[Array, 'B T N H'],
-    key: Float[Array, 'B S K H'],
-    value: Float[Array, 'B S K Hv'],
+    query: Float[Host, 'B T N H'],
+    key: Float[Host, 'B S K H'],
+    value: Float[Host, 'B S K Hv'],
     *,
     is_causal: bool = False,
-    query_seq_lengths: Int[Array, ' B'] | None = None,
-    key_value_seq_lengths: Int[Array, ' B'] | None = None,
+    query_seq_lengths: Int[Host, ' B'] | Row | None = None,
+    key_value_seq_lengths: Int[Host, ' B'] | Row | None = None,
     feature_map: str = 'elu',
     chunk: int | None = None,
 ) -> Float[Array, 'B T N Hv']:
@@ -45,18 +46,27 @@ def linear_attention(
     Raises:
       ValueError: for shapes, dtypes, names and numbers that do not fit, naming what came and what was expected.
     """
-    rules = Visibility(
+    query, key, value = map(jnp.asarray, (query, key, value))
+    rules = visibility(
         query_seq_lengths=query_seq_lengths, key_value_seq_lengths=key_value_seq_lengths, is_causal=is_causal
     )
-    check(Call(query, key, value, rules, scale=1.0))
+    call = Call(query, key, value, rules, scale=1.0)
+    check(call)
     if feature_map not in FEATURE_MAPS:
         raise ValueError(f'feature_map is {feature_map!r}; expected one of {sorted(FEATURE_MAPS)}')
     if chunk is not None and chunk < 1:
         raise ValueError(f'chunk is {chunk}; expected a positive number of tokens or None')
+    attend = lambda call: Attended(_attend(call, feature_map, chunk or CHUNK), None, None)
+    return with_automatic_axes(attend, call).output
+
+
+def _attend(call: Call, feature_map: str, chunk: int) -> Float[Array, 'B T N Hv']:
+    query, key, value, rules = call[:4]
+    is_causal = rules.is_causal
     B, T, N, H = query.shape
     S, K, Hv = value.shape[1:]
     wide = jnp.promote_types(query.dtype, jnp.float32)
-    within = jnp.ones((B, S), bool) if key_value_seq_lengths is None else length_mask(key_value_seq_lengths, S)
+    within = jnp.ones((B, S), bool) if (lengths := rules.key_value_seq_lengths) is None else length_mask(lengths, S)
     within = within[:, :, None]
     # What is not finite would spoil sums that it has no part in: it is taken out here and marked at the end.
     whole_query = jnp.all(jnp.isfinite(query), axis=-1)
@@ -70,15 +80,15 @@ def linear_attention(
     # Heads before positions, as every backend likes its matrix products.
     queries = queries.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4)
     keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
-    sums = _causal(queries, keys, values, chunk or CHUNK) if is_causal else _full(queries, keys, values)
+    sums = _causal(queries, keys, values, chunk) if is_causal else _full(queries, keys, values)
     total = sums[..., -1:]
     output = jnp.where(total == 0.0, 0.0, _divide(sums[..., :-1], jnp.where(total == 0.0, 1.0, total)))
     output = output.transpose(0, 3, 1, 2, 4).reshape(B, T, N, Hv)
     broken = ~whole_query | jnp.repeat(_sees_any(within & ~whole_key, T, is_causal), N // K, axis=2)
     output = jnp.where(broken[..., None], jnp.nan, output)
     live = _sees_any(within, T, is_causal)
-    if query_seq_lengths is not None:
-        live = live & length_mask(query_seq_lengths, T)[:, :, None]
+    if (lengths := rules.query_seq_lengths) is not None:
+        live = live & length_mask(lengths, T)[:, :, None]
     return jnp.where(live[..., None], output, 0.0).astype(query.dtype)
 
 
@@ -130,7 +140,7 @@ def _causal(
 
     # Pairs are formed again for the gradient, which so keeps one state a chunk.
     step = jax.checkpoint(step, prevent_cse=False)
-    state = jnp.zeros((B, K, H, values.shape[-1]), values.dtype)
+    state = axes.vary(jnp.zeros((B, K, H, values.shape[-1]), values.dtype), queries, keys, values)
     _, output = jax.lax.scan(step, state, (chunks(queries), chunks(keys), chunks(values)))
     output = jnp.moveaxis(output, 0, -3)
     return output.reshape(*output.shape[:-3], count * size, output.shape[-1])[..., :T, :]

@@ -5,12 +5,21 @@
 """
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Int
+
+Host = Array | np.ndarray
+Row = Sequence[int] | Sequence[Sequence[int]]
+"""Integers of one axis or two, as Python lists."""
+
+Window = SupportsIndex | Sequence[SupportsIndex]
+"""The size of both sides of a window, or (left, right)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +34,7 @@ class Visibility:
     prefix_lengths: [B]; causality spares the first keys, which all queries see.
 
     A tree of arrays to JAX; is_causal and window are part of its structure, fixed in a compiled program.
+    The constructor takes NumPy arrays and integers of any width too, and stores JAX arrays of int32 or wider.
     """
 
     mask: Bool[Array, '#B #N #T #S'] | None = None
@@ -37,6 +47,10 @@ class Visibility:
     prefix_lengths: Int[Array, ' B'] | None = None
     is_causal: bool = False
     window: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in _FIELDS:
+            object.__setattr__(self, name, _stored(name, getattr(self, name)))
 
     def __and__(self, other: 'Visibility') -> 'Visibility':
         """Both rules.  Raises ValueError where each has positions or segments of its own."""
@@ -78,6 +92,57 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
+def _stored(name: str, x: Any) -> Any:
+    """A field of `Visibility` as it is stored; what is stored already comes back itself."""
+    match name:
+        case _ if x is None:
+            return None
+        case 'is_causal':
+            return bool(x)
+        case 'window':
+            return window_sides(x, 'window')
+        case 'mask':
+            return jnp.asarray(x)
+        case _:
+            return integers(name, x)
+
+
+def integers(name: str, x: ArrayLike | Row) -> Array:
+    """Convert signed integers to int32 or wider, because window sizes and cache lengths do not fit int8 and int16.
+
+    Raises ValueError for values beyond the integers that JAX has here, which it would wrap around in silence; lengths
+    are cut to the largest instead.  Other dtypes are returned as they are: the caller checks which it takes.
+    """
+    if not isinstance(x, jax.Array):
+        x = np.asarray(x)
+        if x.dtype == object:
+            raise ValueError(f'{name} is {x.tolist()}; expected integers of at most 64 bits')
+        if x.dtype.kind in 'iu' and x.size:
+            limits = np.iinfo(jax.dtypes.canonicalize_dtype(x.dtype))
+            if not name.endswith('lengths') and (x.min() < limits.min or x.max() > limits.max):
+                raise ValueError(f'{name} holds {x.min()} .. {x.max()}; expected {limits.min} .. {limits.max}')
+            x = np.clip(x, limits.min, limits.max)
+    x = jnp.asarray(x)
+    narrow = jnp.issubdtype(x.dtype, jnp.signedinteger) and x.dtype.itemsize < 4
+    return x.astype(jnp.int32) if narrow else x
+
+
+def window_sides(size: Any, name: str = 'local_window_size') -> tuple[int, int] | None:
+    """(left, right) of a window given as one integer for both sides or as two, Python's or NumPy's.
+
+    Raises ValueError, with the argument's `name`, for anything else and for negative sizes.
+    """
+    if size is None:
+        return None
+    try:
+        left, right = map(operator.index, size if np.ndim(size) else (size, size))
+    except (TypeError, ValueError):
+        left = right = -1
+    if min(left, right) < 0:
+        raise ValueError(f'{name} is {size}; expected a number or (left, right), none of them negative')
+    return min(left, 2**30), min(right, 2**30)  # positions are int32, and added to
+
+
 def _merge(name: str, one: Any, other: Any) -> Any:
     if one is None or one is False or one is other:
         return other
@@ -96,42 +161,46 @@ def _merge(name: str, one: Any, other: Any) -> Any:
             raise ValueError(f'{name} is given twice; expected it in one of the rules that are combined')
 
 
+def visibility(**fields: Any) -> Visibility:
+    """`Visibility` of fields as users give them: lists, arrays of NumPy and integers of any width."""
+    return Visibility(**{name: _stored(name, x) for name, x in fields.items()})
+
+
 def causal(
-    query_positions: Int[Array, '#B T'] | None = None, key_positions: Int[Array, '#B S'] | None = None
+    query_positions: Int[Host, '#B T'] | Row | None = None, key_positions: Int[Host, '#B S'] | Row | None = None
 ) -> Visibility:
     """No key after the query; by row and column numbers unless positions are given."""
-    return Visibility(is_causal=True, query_positions=query_positions, key_positions=key_positions)
+    return visibility(is_causal=True, query_positions=query_positions, key_positions=key_positions)
 
 
-def window(left: int, right: int) -> Visibility:
+def window(left: SupportsIndex, right: SupportsIndex) -> Visibility:
     """Keys at most `left` before and `right` after the query, which is itself always inside."""
-    if min(left, right) < 0:
-        raise ValueError(f'the window is ({left}, {right}); expected (left, right), none of them negative')
-    return Visibility(window=(left, right))
+    return visibility(window=window_sides((left, right), 'the window'))
 
 
-def prefix(lengths: Int[Array, ' B']) -> Visibility:
+def prefix(lengths: Int[Host, ' B'] | Row) -> Visibility:
     """Causal but for the first `lengths[b]` keys, which every query sees (prefix LM, Raffel et al. 2020, 3.2.1)."""
-    return Visibility(is_causal=True, prefix_lengths=lengths)
+    return visibility(is_causal=True, prefix_lengths=lengths)
 
 
-def padding(queries: Int[Array, ' B'] | None = None, keys: Int[Array, ' B'] | None = None) -> Visibility:
+def padding(queries: Int[Host, ' B'] | Row | None = None, keys: Int[Host, ' B'] | Row | None = None) -> Visibility:
     """Only the first `queries[b]` queries and `keys[b]` keys take part."""
-    return Visibility(query_seq_lengths=queries, key_value_seq_lengths=keys)
+    return visibility(query_seq_lengths=queries, key_value_seq_lengths=keys)
 
 
-def segments(queries: Int[Array, '#B T'], keys: Int[Array, '#B S'] | None = None) -> Visibility:
+def segments(queries: Int[Host, '#B T'] | Row, keys: Int[Host, '#B S'] | Row | None = None) -> Visibility:
     """A query sees the keys of its own segment; `keys` are the same ids as `queries` if None."""
-    return Visibility(query_segment_ids=queries, key_segment_ids=queries if keys is None else keys)
+    return visibility(query_segment_ids=queries, key_segment_ids=queries if keys is None else keys)
 
 
-def packed(ids: Int[Array, 'B T']) -> Visibility:
+def packed(ids: Int[Host, 'B T'] | Row) -> Visibility:
     """Documents packed into rows, each causal on its own, with positions that start from 0 in each."""
     return segments(ids) & causal(*(restarting(ids),) * 2)
 
 
-def restarting(ids: Int[Array, 'B T']) -> Int[Array, 'B T']:
+def restarting(ids: Int[Host, 'B T'] | Row) -> Int[Array, 'B T']:
     """Positions that start from 0 wherever the segment id changes along a row."""
+    ids = integers('ids', ids)
     at = jax.lax.broadcasted_iota(jnp.int32, ids.shape, 1)
     starts = jnp.concatenate([jnp.ones_like(ids[:, :1], bool), ids[:, 1:] != ids[:, :-1]], axis=1)
     return at - jax.lax.cummax(jnp.where(starts, at, 0), axis=1)

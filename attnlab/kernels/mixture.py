@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
-from attnlab.kernels import axes
+from attnlab.kernels import axes, derivatives
 from attnlab.kernels.routing import Routing, block_product, block_size, blocks, moved
 
 Matrices = dict[str, tuple[Array, Array | None]]
@@ -36,6 +36,8 @@ def mixture(
     x, matrices: of one dtype, which the output has; sums are float32 or wider.
     keep, rate: of dropout, which hidden activations of a choice stay, and how many do not.
     """
+    name, remedy = 'the mixture of experts', 'jax.grad and jax.vjp work'
+    x, matrices = derivatives.reverse_only((x, matrices), name, remedy)
     E = matrices['down'][0].shape[0]
     arrays = {'x': x, 'experts': routing.experts, 'weights': routing.weights, 'kept': routing.kept}
     if keep is not None:

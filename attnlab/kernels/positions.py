@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float32, Int, Int32, Real
 
+from attnlab.kernels.masks import integers
 from attnlab.kernels.rotary import frequencies
 
 
@@ -29,7 +30,7 @@ def sinusoidal(positions: Real[ArrayLike, '*P'], width: int, base: float = 10000
     Raises:
       ValueError: for a width that is not positive, and for positions that are not numbers.
     """
-    positions = jnp.asarray(positions)
+    positions = integers('positions', positions)
     if width < 1:
         raise ValueError(f'width is {width}; expected a positive number of columns')
     if not (jnp.issubdtype(positions.dtype, jnp.integer) or jnp.issubdtype(positions.dtype, jnp.floating)):
@@ -106,7 +107,7 @@ def relative_buckets(
     Raises:
       ValueError: for numbers of buckets and distances that leave no room, naming what came and what was expected.
     """
-    queries, keys = jnp.asarray(query_positions), jnp.asarray(key_positions)
+    queries, keys = integers('query_positions', query_positions), integers('key_positions', key_positions)
     for name, x in (('query_positions', queries), ('key_positions', keys)):
         if not jnp.issubdtype(x.dtype, jnp.signedinteger):
             raise ValueError(f'{name} has dtype {x.dtype}; expected signed integers')

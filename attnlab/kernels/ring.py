@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 from jaxtyping import Array, Int
 
-from attnlab.kernels import axes, blockwise, dense, dropout, flash
+from attnlab.kernels import axes, blockwise, dense, derivatives, dropout, flash
 from attnlab.kernels.call import Attended, Call
 from attnlab.kernels.tiles import Grid, Rules
 
@@ -58,6 +58,7 @@ def dot_product(call: Call) -> Attended:
     if 0 in call.query.shape or 0 in call.value.shape:  # nothing to divide
         return dense.dot_product(call._replace(block_sizes=None))
     floats, others = _arrays(call)
+    floats = derivatives.reverse_only(floats, 'ring')
     attended: Any = _attend(divided(call, mesh, jax.default_backend()), floats, others)
     output, total = attended
     sums = total.dtype
@@ -169,7 +170,7 @@ def _gradients_once(
     return {name: made[name].astype(x.dtype) for name, x in floats.items()}
 
 
-_gradients = flash.once(_gradients_once, 'ring')
+_gradients = derivatives.once(_gradients_once, 'ring')
 _attend.defvjp(_forward, _backward)
 
 

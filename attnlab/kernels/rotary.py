@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Float64, Real
 
+from attnlab.kernels.masks import integers
+
 Layout = Literal['half', 'interleaved']
 
 # Dataclasses and not named tuples: those of equal numbers are equal, so `jit` would take one for another.
@@ -139,7 +141,7 @@ def rotary(
     Raises:
       ValueError: for an odd number of channels to turn, and for shapes, dtypes and names that do not fit.
     """
-    x, positions = jnp.asarray(x), jnp.asarray(positions)
+    x, positions = jnp.asarray(x), integers('positions', positions)
     _check_arrays(x, positions)
     if layout not in ('half', 'interleaved'):
         raise ValueError(f"layout is {layout!r}; expected 'half' or 'interleaved'")
@@ -200,7 +202,10 @@ def _yarn_ramp(width: int, base: float, yarn: YaRN) -> Float64[np.ndarray, ' pai
         """The (fractional) number of the pair that makes so many turns over the original length."""
         return width * math.log(yarn.original_length / (2.0 * math.pi * turns)) / (2.0 * math.log(base))
 
-    first, last = max(math.floor(pair_of(yarn.beta_fast)), 0), min(math.ceil(pair_of(yarn.beta_slow)), width - 1)
+    ends = math.floor(pair_of(yarn.beta_fast)), math.ceil(pair_of(yarn.beta_slow))
+    first, last = max(ends[0], 0), min(ends[1], width - 1)
+    if first > last:  # all pairs lie on one side of the ramp, which the published code turns round
+        first, last = ends
     length = last - first if last != first else 1e-3  # the published code's guard against a ramp of no length
     return np.clip((np.arange((width + 1) // 2) - first) / length, 0.0, 1.0)
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attnlab.kernels.attention import dot_product_attention
 from attnlab.kernels.call import check_rate
-from attnlab.kernels.masks import Visibility
+from attnlab.kernels.masks import Visibility, integers
 from attnlab.kernels.norms import l2_norm, rms_norm
 from attnlab.kernels.positions import alibi_slopes
 from attnlab.kernels.rotary import Layout, Scaling, rotary
@@ -198,7 +198,8 @@ class MultiHeadAttention(nn.Module):
         """All keys and values up to these [B, S, K, H], which go into the slots `at` [B, T]."""
         if at is None:
             raise ValueError('a cache needs to know where queries stand; expected query_positions in the rules of mask')
-        slots = jnp.where(jnp.asarray(at) < 0, self.slots, at)  # a negative one would count from the end
+        at = integers('query_positions', at)
+        slots = jnp.where(at < 0, self.slots, at)  # a negative one would count from the end
         row = jnp.arange(key.shape[0])[:, None]
 
         def kept(name: str, new: Array) -> Array:

@@ -1,11 +1,13 @@
 """Visibility as an array, against the oracle's definition of who sees whom."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab import dot_product_attention
+from attnlab import additive_attention, dot_product_attention
 from attnlab.kernels.masks import (
     Visibility,
     as_array,
@@ -19,6 +21,7 @@ from attnlab.kernels.masks import (
     window,
 )  # fmt: skip
 from tests.kernels import oracle
+from tests.quick import QUICK
 
 
 @pytest.mark.parametrize('seed', range(60))
@@ -139,3 +142,116 @@ def test_rules_pass_through_transformations_and_stay_symbolic():
     doubled = jax.vmap(lambda rules: as_array(rules, 5, 5))(jax.tree.map(lambda x: jnp.stack([x, x - 1]), rules))
     np.testing.assert_array_equal(doubled[0], array)
     assert [str(path[0]) for path, _ in jax.tree_util.tree_leaves_with_path(rules)] == ['.key_value_seq_lengths']
+
+
+# Lists, NumPy's integers, narrow and large ones
+
+
+ROWS = [[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]
+FROM_LISTS = {
+    'lengths': lambda take: padding(queries=take([3, 5]), keys=take([5, 2])),
+    'prefix': lambda take: prefix(take([3, 0])),
+    'segments': lambda take: segments(take(ROWS)),
+    'packed': lambda take: packed(take(ROWS)),
+    'positions': lambda take: causal(take(ROWS), take(ROWS)) & window(*take([1, 0])),
+}
+TAKE = {'list': lambda x: x, 'numpy': np.array, 'int8': lambda x: np.array(x, np.int8), 'int64': np.int64}
+
+
+@pytest.mark.parametrize('take', TAKE.values(), ids=TAKE)
+@pytest.mark.parametrize('rules', FROM_LISTS.values(), ids=FROM_LISTS)
+def test_rules_take_lists_and_arrays_of_numpy(rules, take):
+    expected = as_array(rules(lambda x: jnp.asarray(x) if np.ndim(x) > 1 or len(x) > 2 or x[1] != 0 else x), 5, 5)
+    np.testing.assert_array_equal(as_array(rules(take), 5, 5), expected)
+
+
+NARROW = {
+    'int16, a window of 40,000': ('int16', {'local_window_size': 40_000}),
+    'int8, a window of 1,000': ('int8', {'local_window_size': (1000, 1000)}),
+    'int8, ALiBi': ('int8', {'alibi_slopes': jnp.array([0.01])}),
+    'int8, causality': ('int8', {'is_causal': True}),
+}
+
+
+@pytest.mark.parametrize('implementation', ['dense', 'blockwise', 'additive'])
+@pytest.mark.parametrize('dtype, kwargs', NARROW.values(), ids=NARROW)
+def test_narrow_positions_give_what_int32_gives(implementation, dtype, kwargs):
+    if implementation == 'additive' and 'alibi_slopes' in kwargs:
+        pytest.skip('additive attention takes no slopes')
+    query, key = jnp.ones((1, 2, 1, 2)), jnp.arange(6.0).reshape(1, 3, 1, 2)
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def attend(queries, keys):
+        given = {'query_positions': queries, 'key_positions': keys, **kwargs}
+        if implementation == 'additive':
+            return additive_attention(query, key, key, jnp.ones((1, 2)), **given)
+        blocks = {'block_sizes': (2, 2)} if implementation == 'blockwise' else {}
+        return dot_product_attention(query, key, key, **given, **blocks, implementation=implementation)
+
+    positions = jnp.array([[100, -100]]), jnp.array([[-100, 120, 0]])
+    got = attend(*(x.astype(dtype) for x in positions))
+    np.testing.assert_array_equal(got, attend(*positions))
+    assert jnp.all(got[0, :1] > 0)
+
+
+@pytest.mark.parametrize('implementation', ['dense', 'blockwise'])
+def test_narrow_lengths_and_segments_give_what_int32_gives(implementation):
+    """300 keys: int8 cannot hold the padded length that blockwise compares with."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 300, 1, 2)), jnp.float32)
+    ids = jnp.arange(300)[None] // 100
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def attend(lengths, ids):
+        return dot_product_attention(
+            x, x, x, key_value_seq_lengths=lengths, query_segment_ids=ids, key_segment_ids=ids,
+            implementation=implementation,
+        )  # fmt: skip
+
+    expected = attend(jnp.array([100]), ids)
+    np.testing.assert_array_equal(attend(jnp.array([100], 'int8'), ids.astype('int8')), expected)
+    assert jnp.all(jnp.any(expected[0, :100] != 0, axis=(1, 2))) and not jnp.any(expected[0, 100:])
+
+
+@pytest.mark.parametrize('implementation', ['dense', 'blockwise'])
+def test_arguments_are_numbers_of_python_or_numpy(implementation):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 1, 2)), jnp.float32)
+    blocks = (lambda *sizes: {}) if implementation == 'dense' else (lambda *sizes: {'block_sizes': sizes})
+    attend = lambda **kwargs: dot_product_attention(x, x, x, **kwargs, implementation=implementation)
+    numpys = attend(
+        local_window_size=np.int64(1), scale=np.float32(0.5), logits_soft_cap=np.float32(2),
+        dropout_rate=np.float32(0), **blocks(np.int64(2), np.int32(4)), key_value_seq_lengths=[3, 5],
+    )  # fmt: skip
+    pythons = attend(
+        local_window_size=1, scale=0.5, logits_soft_cap=2.0, **blocks(2, 4), key_value_seq_lengths=jnp.array([3, 5])
+    )
+    np.testing.assert_array_equal(numpys, pythons)
+    np.testing.assert_array_equal(
+        attend(local_window_size=[np.int64(1), 0], **blocks(2, 4)), attend(local_window_size=(1, 0), **blocks(2, 4))
+    )
+    same = attend(mask=window(2**40, 0), key_value_seq_lengths=[2**40, 5], **blocks(2, 4))
+    np.testing.assert_array_equal(same, attend(is_causal=True, **blocks(2, 4)))
+
+
+X = jnp.ones((2, 8, 8, 4))
+WRONG = {
+    r'scale has shape \(8,\); expected one number': {'scale': jnp.ones(8)},
+    r'scale has shape \(2,\); expected one number': {'scale': [1.0, 2.0]},
+    r'scale is wide; expected one number': {'scale': 'wide'},
+    r'logits_soft_cap is \[1. 1.\]; expected one number': {'logits_soft_cap': np.ones(2)},
+    r'dropout_rate is \[0.\]; expected one number': {'dropout_rate': np.zeros(1)},
+    r'local_window_size is 1.5; expected a number or \(left, right\)': {'local_window_size': 1.5},
+    r"block_sizes is \(8.0, 8\); expected": {'block_sizes': (8.0, 8)},
+    r'query_positions holds 0 .. 1099511627776; expected -2147483648 .. 2147483647': {
+        'query_positions': np.array([[0] * 7 + [2**40]])
+    },
+    r'query_positions is \[\[1180591620717411303424\]\]; expected integers of at most 64 bits': {
+        'query_positions': [[2**70]]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('implementation', [None, 'dense', 'blockwise'])
+@pytest.mark.parametrize('message, kwargs', WRONG.items())
+def test_arguments_that_are_no_single_number_or_too_large_are_refused(as_used, implementation, message, kwargs):
+    with pytest.raises(ValueError, match=message):
+        dot_product_attention(X, X, X, **kwargs, implementation=implementation)

@@ -84,3 +84,10 @@ def test_each_token_is_multiplied_by_the_device_of_its_experts_alone(monkeypatch
         jax.block_until_ready(jax.jit(partial(value, kind='relu'))(x, logits, matrices))
     jax.effects_barrier()
     assert len(rows) == 2 * 8 and sum(rows) == 2 * copies * B * T * A  # `up` and `down` on each device
+
+
+def test_forward_mode_of_a_mixture_is_refused_by_name():
+    x, logits, matrices = jax.tree.map(jnp.asarray, given('gelu'))
+    tangent = lambda x: jax.jvp(lambda x: value(x, logits, matrices, kind='gelu')[0], (x,), (x,))
+    with pytest.raises(NotImplementedError, match='jax.jvp: the mixture of experts has no forward-mode derivative'):
+        jax.jit(tangent).lower(x)

@@ -191,3 +191,16 @@ def test_buckets_that_leave_no_room_are_refused(as_used, kwargs, message):
     given = {'query_positions': [0, 1], 'key_positions': [0, 1], 'bidirectional': True} | kwargs
     with pytest.raises(ValueError, match=message):
         relative_buckets(**given)
+
+
+def test_distances_of_narrow_positions_do_not_wrap_around():
+    """100 and -100 fit int8, and their distance does not."""
+    queries, keys = np.array([100, 5], np.int8), np.array([-100, 100], np.int8)
+    expected = relative_buckets(jnp.array([100, 5]), jnp.array([-100, 100]), bidirectional=True)
+    np.testing.assert_array_equal(relative_buckets(queries, keys, bidirectional=True), expected)
+    np.testing.assert_array_equal(expected, [[15, 0], [15, 31]])
+
+
+def test_positions_beyond_the_integers_of_jax_are_refused():
+    with pytest.raises(ValueError, match='positions holds 0 .. 1099511627776; expected -2147483648 .. 2147483647'):
+        sinusoidal(np.array([0, 2**40]), 4)

@@ -208,6 +208,15 @@ def test_a_yarn_ramp_of_no_length_is_a_step():
     np.testing.assert_allclose(frequencies(8, scaling=YaRN(2.0, 5)), plain / [1, 2, 2, 2], rtol=1e-12)
 
 
+@pytest.mark.parametrize('length, fast, slow, expected', [
+    (64, 64.0, 32.0, 4.0),  # the fastest pair makes 10 turns, fewer than beta_slow: all are divided
+    (10**6, 2e-5, 1e-5, 1.0),  # the slowest makes 18, more than beta_fast: all are kept
+])  # fmt: skip
+def test_a_yarn_ramp_beside_all_pairs_divides_all_or_none(length, fast, slow, expected):
+    got = frequencies(128, 10000.0, YaRN(4.0, length, beta_fast=fast, beta_slow=slow))
+    np.testing.assert_allclose(frequencies(128) / got, expected, rtol=1e-12)
+
+
 def test_yarn_grows_what_it_turns_and_nothing_else():
     yarn, x = YaRN(8.0, 64), draw(1, 3, 1, 8)
     assert yarn.magnitude == pytest.approx(0.1 * math.log(8) + 1) and YaRN(1.0, 64).magnitude == 1

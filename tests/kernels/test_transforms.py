@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from attnlab import dot_product_attention
-from attnlab.kernels.masks import padding, segments
+from attnlab.kernels.attention import fastest
+from attnlab.kernels.call import Call
+from attnlab.kernels.masks import Visibility, padding, segments
 from tests.quick import QUICK
 
 T, S, N, K, H, DEVICES = 5, 6, 4, 2, 3, 2
@@ -71,6 +73,23 @@ def test_second_derivatives_of_blockwise_are_refused():
     with pytest.raises(NotImplementedError, match="second derivatives: blockwise has none; .*'dense'"):
         jax.eval_shape(grad(grad(function('blockwise'))), drawn())
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in jax.jit(grad(grad(function('dense'))))(drawn()))
+
+
+@pytest.mark.parametrize('transform', [jax.jit, lambda f: f], ids=['jit', 'step by step'])
+def test_forward_mode_of_blockwise_is_refused_by_name(transform):
+    arrays, message = drawn(), "jax.jvp: blockwise has no forward-mode derivative; implementation='dense' has"
+    attend = lambda x: jnp.sum(transform(function('blockwise'))(x)[0, 0])
+    with pytest.raises(NotImplementedError, match=message):
+        transform(lambda: jax.jvp(attend, (arrays,), (arrays,)))()
+    with pytest.raises(NotImplementedError, match=f'{message}|second derivatives: blockwise has none'):
+        transform(lambda: jax.hessian(attend)(arrays))()
+
+
+def test_forward_mode_without_a_name_falls_back_to_dense():
+    x = jnp.ones((1, 257, 1, 2))
+    assert fastest(Call(x, x, x, Visibility(), 1.0), 'cpu')[0] == 'blockwise'
+    _, tangent = jax.jvp(lambda v: dot_product_attention(x, x, v), (x,), (2 * x,))
+    np.testing.assert_allclose(tangent, 2.0, rtol=1e-5)
 
 
 def options(random):

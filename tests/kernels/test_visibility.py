@@ -3,13 +3,17 @@
 With query and key zero all visible keys weigh the same, so the output is a plain mean, known without a reference.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab import dot_product_attention
 from tests.kernels import oracle
 from tests.kernels.calls import B, H, K, N, S, T, arrays, finite, means, run, same, slopes
+from tests.quick import QUICK
 
 NAN, INF = float('nan'), float('inf')
 
@@ -89,6 +93,43 @@ def test_what_stands_in_a_masked_slot_never_matters(attend, rules, rows):
     expected = run(attend, *filled(0.0), **rules)
     for junk in (NAN, INF, -INF, 3e38):
         same(run(attend, *filled(junk), **rules), expected)
+
+
+LAST_HIDDEN = {
+    'mask': {'mask': jnp.arange(5)[None, None, None, :] < 3},
+    'causality': {'is_causal': True},
+    'window': {'local_window_size': (4, 0)},
+    'lengths': {'key_value_seq_lengths': jnp.array([3])},
+}
+"""Rules under which 3 queries see the first 3 of 5 keys at most."""
+LOGITS = {
+    'cap, scale, slopes': lambda x: {'logits_soft_cap': 5.0, 'scale': x[0, 0, 0, 0], 'alibi_slopes': x[0, 0, :, 0]},
+    'l2, cap, sinks': lambda x: {'logits_soft_cap': 5.0, 'qk_norm': 'l2', 'sinks': x[0, 0, :, 0]},
+    'rms, scale': lambda x: {'qk_norm': 'rms', 'scale': x[0, 0, 0, 0]},
+}
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+@pytest.mark.parametrize('rules', LAST_HIDDEN.values(), ids=LAST_HIDDEN)
+@pytest.mark.parametrize('implementation', ['dense', 'blockwise'])
+def test_a_hidden_key_whose_logits_overflow_gives_the_gradients_of_zeros(implementation, rules, dtype):
+    query, key, value = (x[:1].astype(dtype) for x in arrays(T=3))
+    blocks = {} if implementation == 'dense' else {'block_sizes': (2, 4)}
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def graded(key, value):
+        def loss(given, name):
+            more = LOGITS[name](given[3])
+            output = dot_product_attention(*given[:3], **more, **rules, **blocks, implementation=implementation)
+            return jnp.sum(jnp.sin(output.astype('float32'))), output
+
+        more = jnp.cos(jnp.arange(4.0))[None, None, :, None]  # a scale, slopes or sinks
+        return [jax.grad(loss, has_aux=True)((query, key, value, more), name) for name in LOGITS]
+
+    # Of both signs, so that a logit may be infinity minus infinity.
+    junk = float(jnp.finfo(dtype).max) * jnp.where(jnp.arange(H) % 2, -1, 1).astype(dtype)
+    filled = lambda fill: (key.at[:, 3:].set(fill), value.at[:, 3:].set(fill))
+    same(graded(*filled(junk)), graded(*filled(jnp.zeros(H, dtype))))
 
 
 @pytest.mark.parametrize('junk', [NAN, INF])
