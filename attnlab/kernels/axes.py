@@ -60,3 +60,20 @@ def whole(tree: Any) -> Any:
     if jax.sharding.get_abstract_mesh().empty:
         return tree
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree)
+
+
+def vary(tree: Any, *like: Any) -> Any:
+    """Cast the arrays of `tree` to vary over every mesh axis that any array of `tree` or `like` varies over.
+
+    Under the checks of `jax.shard_map` a loop's carry has one type before and after a step: a constant start varies
+    over no axis, and the sum of it and a device's part of an array does.  The values are the same, and outside of
+    `jax.shard_map` nothing is done.
+    """
+    varying = lambda x: jax.typeof(x).mat.varying
+    names = frozenset().union(*map(varying, jax.tree.leaves((tree, like))))
+
+    def cast(x: Array) -> Array:
+        missing = tuple(sorted(names - varying(x), key=str))
+        return jax.lax.pcast(x, missing, to='varying') if missing else x
+
+    return jax.tree.map(cast, tree)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from attnlab.kernels import axes
 from attnlab.kernels.axes import spread
 from attnlab.kernels.call import check_rate
 from attnlab.kernels.masks import Visibility, window
@@ -257,6 +258,7 @@ class Stack(nn.Module):
                 split_rngs={'params': True, 'dropout': True},
                 in_axes=(*[nn.broadcast] * len(common), 0), length=self.layers,  # pyright: ignore[reportArgumentType]
             )  # fmt: skip
+            x = axes.vary(x, rules, real, memory, seen, self.variables)  # as a block makes it inside of jax.shard_map
             x, said = blocks(self.recipe, self.layers, self.cross, name='blocks')(x, *common, jnp.asarray(rates))
         else:
             each = []
