@@ -27,7 +27,7 @@ BOTH = jnp.where(REAL, TOKENS, 0)
 
 
 def language(**fields):
-    model = LanguageModel(7, D, 2, 16, Recipe(heads=2, mlp_width=8, **fields), scan=True)
+    model = LanguageModel(7, D, 2, 16, Recipe(heads=2, mlp='swiglu', mlp_width=8, **fields), scan=True)
     return model, lambda params, tokens: model.apply({'params': params}, tokens)[0], (TOKENS,)
 
 
