@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from attnlab.decode.sampling import NO_TOKEN, Step, usable
+from attnlab.decode.sampling import NO_TOKEN, Step, loop_start, usable
 from attnlab.errors import UserError
 
 
@@ -98,6 +98,7 @@ def beam_search(
     )
     live = none._replace(scores=none.scores.at[:, 0].set(0.0))  # all would say the same: one starts
     carry = jnp.int32(0), state, previous, live, none, jnp.zeros((B,), bool)
+    carry = loop_start(carry, step, state, previous)
     *_, live, pool, failed = jax.lax.while_loop(unfinished, advance, carry)
     # Those that live at the limit are cut; before it, none of them scores more than the pool's worst.
     best = _best(pool, live._replace(scores=live.scores / penalties[-1]))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attnlab.decode.sampling import NO_TOKEN, usable
+from attnlab.decode.sampling import NO_TOKEN, loop_start, usable
 
 Step = Callable[[Any, Int[Array, ' B']], tuple[Any, Float[Array, 'B V'], Float[Array, 'B S']]]
 """(state, previous tokens [B]) -> (next state, logits [B, V], attention [B, S])."""
@@ -50,5 +50,6 @@ def greedy(step: Step, state: Any, batch: int, *, bos: int, eos: int, limit: int
         return t + 1, state, jnp.maximum(token, 0), done | (token == eos), tokens, weights
 
     done = jnp.zeros((batch,), bool)
-    *_, tokens, weights = jax.lax.while_loop(unfinished, advance, (jnp.int32(0), state, first, done, tokens, weights))
+    carry = loop_start((jnp.int32(0), state, first, done, tokens, weights), step, state, first)
+    *_, tokens, weights = jax.lax.while_loop(unfinished, advance, carry)
     return Decoded(tokens, weights)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from attnlab.errors import RunError, UserError
+from attnlab.kernels import axes
 
 Step = Callable[[Any, Int[Array, ' B']], tuple[Any, Float[Array, 'B V'], *tuple[Any, ...]]]
 """(state, previous tokens [B]) -> (next state, logits [B, V]); what more it gives, such as attention, is not read.
@@ -104,7 +105,7 @@ def sample(
     B = first.shape[0]
     tokens, lengths = jnp.zeros((B, limit), jnp.int32), jnp.zeros((B,), jnp.int32)
     carry = jnp.int32(0), state, first, jnp.zeros((B,), bool), tokens, lengths
-    *_, tokens, lengths = jax.lax.while_loop(unfinished, advance, carry)
+    *_, tokens, lengths = jax.lax.while_loop(unfinished, advance, loop_start(carry, step, state, first, keys, end))
     return Sampled(tokens, lengths)
 
 
@@ -121,6 +122,17 @@ def check_tokens(tokens: Int[ArrayLike, 'B *more']) -> None:
         row, token = failed[0][0], failed[0][-1]
         came = f'row {row}: the logits of token {token} are NaN or infinite'
         raise RunError(f'{came}; expected numbers: the parameters are not, or the cache has no room for more tokens')
+
+
+def loop_start(carry: Any, step: Callable[..., Any], state: Any, first: Array, *used: Any) -> Any:
+    """The carry of a loop over `step`, with the types that it has after a turn also inside of `jax.shard_map`.
+
+    There each array varies over mesh axes: those of state, first and what the loop has `used` besides, and those of
+    what `step` closes over, such as parameters, which show in its results alone.
+    """
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return carry
+    return axes.vary(carry, used, jax.eval_shape(step, state, first))
 
 
 def keep_top_k(logits: Float[Array, '*B V'], k: int) -> Float[Array, '*B V']:

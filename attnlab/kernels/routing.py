@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
+from attnlab.kernels import axes
+
 Order = Literal['choice', 'token']
 
 
@@ -187,17 +189,21 @@ def blocks(groups: Int[Array, ' M'], experts: int, size: int) -> Blocks:
     return Blocks(slots, sources, jnp.minimum(of_block, experts - 1), ends[-1])
 
 
-@jax.custom_vjp
 def moved(x: Float[Array, 'M D'], take: Int[Array, ' R'], back: Int[Array, ' M']) -> Float[Array, 'R D']:
     """[R, D], the rows `take` of `x`, zero where `take` is M.
 
     back: [M], where each row of `x` went, or R: the same move turned round, so that the gradient is one as well.
     """
+    return _move(*axes.vary((x, take, back)))
+
+
+@jax.custom_vjp
+def _move(x: Array, take: Array, back: Array) -> Array:
     return _rows(x, take)
 
 
 def _moved(x: Array, take: Array, back: Array) -> tuple[Array, Array]:
-    return moved(x, take, back), back
+    return _rows(x, take), back
 
 
 def _moved_back(back: Array, slope: Array) -> tuple[Array, None, None]:
@@ -210,23 +216,27 @@ def _rows(x: Array, take: Array) -> Array:
     return x.at[take].get(mode='fill', fill_value=0)
 
 
-moved.defvjp(_moved, _moved_back)
+_move.defvjp(_moved, _moved_back)
 
 
-@jax.custom_vjp
 def block_product(
     x: Float[Array, 'n b D'], kernel: Float[Array, 'E D F'], experts: Int[Array, ' n'], used: Int[Array, '']
 ) -> Float[Array, 'n b F']:
     """x_i kernel_(experts_i) for the first `used` blocks, zero after them; sums are float32 or wider."""
+    return _multiply(*axes.vary((x, kernel, experts, used)))
 
+
+@jax.custom_vjp
+def _multiply(x: Array, kernel: Array, experts: Array, used: Array) -> Array:
     def step(i, y):
         return y.at[i].set(_product(_at(x, i), _at(kernel, experts[i]), x.dtype))
 
-    return jax.lax.fori_loop(0, used, step, jnp.zeros((*x.shape[:2], kernel.shape[2]), x.dtype))
+    start = axes.vary(jnp.zeros((*x.shape[:2], kernel.shape[2]), x.dtype), x)
+    return jax.lax.fori_loop(0, used, step, start)
 
 
 def _block_product(x: Array, kernel: Array, experts: Array, used: Array) -> tuple[Array, tuple[Array, ...]]:
-    return block_product(x, kernel, experts, used), (x, kernel, experts, used)
+    return _multiply(x, kernel, experts, used), (x, kernel, experts, used)
 
 
 def _block_slopes(saved: tuple[Array, ...], slope: Array) -> tuple[Array, Array, None, None]:
@@ -240,12 +250,12 @@ def _block_slopes(saved: tuple[Array, ...], slope: Array) -> tuple[Array, Array,
         to_x = to_x.at[i].set(_product(here, _at(kernel, e).T, x.dtype))
         return to_x, to_kernel.at[e].add(_product(_at(x, i).T, here, wide))
 
-    start = jnp.zeros_like(x), jnp.zeros(kernel.shape, wide)
+    start = axes.vary((jnp.zeros_like(x), jnp.zeros(kernel.shape, wide)), x)
     to_x, to_kernel = jax.lax.fori_loop(0, used, step, start)
     return to_x, to_kernel.astype(kernel.dtype), None, None
 
 
-block_product.defvjp(_block_product, _block_slopes)
+_multiply.defvjp(_block_product, _block_slopes)
 
 
 def _at(x: Array, i: Array) -> Array:

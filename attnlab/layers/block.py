@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from attnlab.kernels import axes
 from attnlab.kernels.axes import spread
 from attnlab.kernels.call import check_rate
 from attnlab.kernels.masks import Visibility, window
@@ -258,6 +259,7 @@ class Stack(nn.Module):
                 in_axes=(*[nn.broadcast] * len(common), 0), length=self.layers,  # pyright: ignore[reportArgumentType]
                 check_constancy_invariants=self.is_initializing(),  # as in `attnlab.layers.recurrent`
             )  # fmt: skip
+            x = axes.vary(x, rules, real, memory, seen, self.variables)  # as a block makes it inside of jax.shard_map
             x, said = blocks(self.recipe, self.layers, self.cross, name='blocks')(x, *common, jnp.asarray(rates))
         else:
             each = []

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from attnlab.kernels import axes
+
 State = Any
 """What a cell carries: [B, D] for a GRU, (cell, output), both [B, D], for an LSTM."""
 
@@ -121,6 +123,8 @@ class Recurrent(nn.Module):
             check_constancy_invariants=self.is_initializing(),  # a second trace, in which jax 0.12 takes no callback
         )  # fmt: skip
         along = (inputs, mask) if starts is None else (inputs, mask, starts)
+        # Their types inside of jax.shard_map: a state varies over the mesh axes of all that a step reads.
+        first = axes.vary(first, along, self.variables)
         last, outputs = scan(Cell(self.kind, self.features, self.original, name='cell'), first, along)
         return outputs, last
 

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from attnlab.kernels import axes
 from attnlab.kernels.masks import length_mask
 from attnlab.layers.attention import SourceAttention
 from attnlab.layers.recurrent import Cell, Encoder, Kind, State, output_of, state_from
@@ -147,5 +148,6 @@ class RecurrentSeq2Seq(nn.Module):
             variable_broadcast='params', split_rngs={'params': False}, in_axes=1, out_axes=1,
             check_constancy_invariants=self.is_initializing(),  # as in `attnlab.layers.recurrent`
         )  # fmt: skip
+        state = axes.vary(state, memory, previous, self.variables)  # as its steps make it inside of jax.shard_map
         _, (states, contexts, weights) = scan(self.step, state, previous)
         return self.logits(states, contexts, previous, deterministic), weights
