@@ -153,9 +153,9 @@ def without_device() -> str | None:
 
 def pretend(devices: int) -> None:
     """So many devices of a CPU, to compile for; before any is used."""
-    import jax
-
-    jax.config.update('jax_platforms', 'cpu')  # not JAX_PLATFORMS, which is read when JAX is imported
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    if jax := sys.modules.get('jax'):  # which has read the variable already
+        jax.config.update('jax_platforms', 'cpu')
     _add_flags(f'--xla_{_DEVICES}={devices}')  # the last one counts
 
 
