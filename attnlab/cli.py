@@ -17,9 +17,10 @@ from attnlab.flags import Command, Flag, nearest, number, parse, span
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns the exit code; None for that of the process."""
     if argv is None:
+        environment.leave_on_interrupt()
         environment.standard_streams()
-    if argv is None and sys.argv[1:2] and sys.argv[1] in _COMPUTING:
-        environment.ask_for_large_pages()
+        if sys.argv[1:2] and sys.argv[1] in _COMPUTING:
+            environment.ask_for_large_pages()
     code, line = _run(list(sys.argv[1:] if argv is None else argv))
     joined = sys.modules.get('attnlab.train.processes')
     if line:

@@ -127,6 +127,24 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def leave_on_interrupt() -> None:
+    """Ends the process at once, in one line, when SIGINT comes, unless it was started to ignore that.
+
+    Python's own handler raises KeyboardInterrupt wherever the program stands: in the midst of an import or of a
+    callback of JAX it becomes another error or is dropped, and while the program ends it prints a traceback.  Clean-up
+    is not needed: every file is written so that SIGKILL may come at any time.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return
+
+    def interrupted(number: int, frame: object) -> None:
+        drawn = os.isatty(2) and os.environ.get('TERM') != 'dumb'  # perhaps a bar, which hides the cursor
+        os.write(2, (b'\x1b[?25h\n' if drawn else b'') + b'attnlab: interrupted\n')
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, interrupted)
+
+
 def launched() -> dict[str, str]:
     """The environment of a process that is to stop, and save, once this one is gone."""
     return {**os.environ, _LAUNCHER: str(os.getpid())}
@@ -163,8 +181,8 @@ def without_device() -> str | None:
 def pretend(devices: int) -> None:
     """So many devices of a CPU, to compile for; before any is used."""
     os.environ['JAX_PLATFORMS'] = 'cpu'
-    if 'jax' in sys.modules:  # it reads the variable when it is imported
-        sys.modules['jax'].config.update('jax_platforms', 'cpu')
+    if jax := sys.modules.get('jax'):  # which has read the variable already
+        jax.config.update('jax_platforms', 'cpu')
     _add_flags(f'--xla_{_DEVICES}={devices}')  # the last one counts
 
 

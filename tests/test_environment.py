@@ -90,3 +90,39 @@ def test_every_command_that_computes_tells_an_absent_platform_in_one_line(tmp_pa
     words = ['count', experiment, '--mesh=data=2']  # pretends to have devices, whatever is there
     subprocess.run([sys.executable, '-m', 'attnlab', *words], env=env, check=True, capture_output=True)
     assert not list(tmp_path.iterdir())
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+from attnlab import environment
+environment.leave_on_interrupt()
+from attnlab.train.signals import wishes
+
+class Stubborn:
+    def __del__(self):  # Python drops what is raised here
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+
+if sys.argv[1] == 'in the midst of a callback':
+    Stubborn()
+elif sys.argv[1] == 'a second time':
+    with wishes() as wish:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert wish(1) == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+print('it went on')
+"""
+
+
+@pytest.mark.parametrize('when', ['in the midst of a callback', 'a second time'])
+def test_an_interrupt_ends_the_process_in_one_line(when):
+    done = subprocess.run([sys.executable, '-c', INTERRUPTED, when], env=process_environment(), capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b'', b'attnlab: interrupted\n')
+
+
+def test_an_interrupt_that_the_process_was_started_to_ignore_stays_ignored():
+    program = 'import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)' + INTERRUPTED
+    done = subprocess.run([sys.executable, '-c', program, 'in the midst of a callback'], env=process_environment(),
+                          capture_output=True)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, b'it went on\n', b'')

@@ -330,7 +330,8 @@ def _run(
             write(step, 'train', {key: x for key, x in told.items() if math.isfinite(x) or 'skipped' not in told})
         if step % durations.log == 0:
             write(step, 'speed', clock.rates())
-        advance(step, {'loss': found['loss']} | scores)
+        first = {name: scores[name], **scores} if scores else {}  # the line may have no room for the others
+        advance(step, {'loss': found['loss']} | {f'valid {key}': value for key, value in first.items()})
 
     stopped = bool(durations.patience) and progress.waited >= durations.patience
     begun = step = int(layout.local(state.step))

@@ -40,7 +40,7 @@ def _state_bytes(config: Any, task: Task, layout: devices.Layout) -> int:
     return traffic.bytes_of_one(state) + traffic.bytes_of_one(state.params)
 
 
-def _size(count: int) -> str:
+def _size(count: float) -> str:
     for unit in ('B', 'kB', 'MB', 'GB', 'TB', 'PB'):
         if count < 1000 or unit == 'PB':
             break

@@ -4,6 +4,7 @@ import io
 import itertools
 import subprocess
 import sys
+import types
 
 import matplotlib
 import numpy as np
@@ -15,6 +16,8 @@ from PIL import Image
 
 from attnlab.data.alignments import Links
 from attnlab.tasks import heatmap
+from attnlab.tasks.align import pictures
+from attnlab.tasks.align.translator import Translation
 
 SOURCE = ['The', 'café', 'has', 'closed', '</s>']
 OUTPUT = ['le', 'café', 'fermé', '</s>']
@@ -253,3 +256,21 @@ def test_pyplot_is_never_loaded_nor_matplotlib_before_it_draws(tmp_path):
             f'heatmap.draw({str(tmp_path / "a.png")!r}, [[1.0]], ["a"], ["b"]); '
             'assert not {"matplotlib.pyplot", "jax"} & set(sys.modules)')
     subprocess.run([sys.executable, '-W', 'error', '-c', code], check=True)
+
+
+@pytest.mark.parametrize(('variables', 'colours'), [
+    ({'TERM': 'xterm'}, True), ({'TERM': 'xterm', 'NO_COLOR': ''}, True), ({'TERM': 'xterm', 'NO_COLOR': '1'}, False),
+    ({'TERM': 'dumb'}, False),
+])  # fmt: skip
+def test_a_translation_on_a_terminal_has_colours_unless_they_are_not_wanted(
+    tmp_path, monkeypatch, capsys, variables, colours
+):
+    monkeypatch.delenv('NO_COLOR', raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr('sys.stdout.isatty', lambda: True)
+    weights = np.eye(2, dtype=np.float32)
+    monkeypatch.setattr(pictures, 'labelled', lambda *args: (weights, ['un', 'chat'], ['a', 'cat']))
+    vocabulary = types.SimpleNamespace(decode=lambda ids: 'Un chat')
+    pictures.show(tmp_path, 'A cat', [5, 6], Translation([5, 6], weights), (vocabulary, vocabulary), False, 0)
+    assert ('\x1b[' in capsys.readouterr().out) == colours

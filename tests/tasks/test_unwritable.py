@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from attnlab import cli, environment, files
+from attnlab import cli, environment
 
 pytestmark = pytest.mark.slow
 

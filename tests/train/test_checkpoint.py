@@ -264,7 +264,9 @@ def test_checkpoints_from_before_each_array_had_a_checksum(tmp_path, caplog):
         assert checkpoint.latest(manager, *shapes()).step == 2
 
 
-@pytest.mark.parametrize('name', ['run[1]', '[1e-3]', '[x]*', '**', 'a?b', 'above[0]/run', 'a b', '%41#', 'né漢', '{x}$H'])
+@pytest.mark.parametrize(
+    'name', ['run[1]', '[1e-3]', '[x]*', '**', 'a?b', 'above[0]/run', 'a b', '%41#', 'né漢', '{x}$H']
+)
 def test_checkpoints_in_a_folder_of_any_name_can_be_read_there_and_under_another_name(tmp_path, name):
     workdir = tmp_path / name
     workdir.mkdir(parents=True)

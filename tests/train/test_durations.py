@@ -16,7 +16,10 @@ def test_units(text, expected):
     assert steps(text, 'train.duration', batch_size=3, examples=10, total=40) == expected
 
 
-@pytest.mark.parametrize('text', ['', '5', 'steps', '-1 steps', '1e3 steps', '5 minutes', 'nan steps', '5 steps 3', f'{"9" * 5000} steps'])
+@pytest.mark.parametrize(
+    'text',
+    ['', '5', 'steps', '-1 steps', '1e3 steps', '5 minutes', 'nan steps', '5 steps 3', f'{"9" * 5000} steps'],
+)
 def test_anything_else_is_refused_by_name(text):
     with pytest.raises(UserError, match=f'^train.duration is {text!r}; expected'):
         steps(text, 'train.duration', batch_size=3, examples=10, total=40)

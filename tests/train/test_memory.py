@@ -27,7 +27,7 @@ def load(name, folder, **changes):
 )
 def test_a_model_larger_than_memory_is_refused_with_both_sizes(tmp_path, name, size):
     config = load(name, tmp_path, **{f'model__{EXPERIMENTS[name]}': size})
-    match = r'^parameters, optimizer and gradients take .* (TB|PB) .*; this machine has .* GB of memory; expected a smal'
+    match = r'^parameters, optimizer and gradients take .* (TB|PB) .*; this machine has .* GB of memory; expected a sm'
     with pytest.raises(UserError, match=match):
         run.train(config, tmp_path / 'run')
     assert not (tmp_path / 'run').exists()

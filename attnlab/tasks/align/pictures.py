@@ -1,6 +1,7 @@
 """What one looks at: heat maps of a run's own translations, on paper and on the screen."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -125,10 +126,11 @@ def show(
         heatmap.draw(path.with_suffix('.png'), weights, rows, columns, title=output)
         heatmap.save(path.with_suffix('.npz'), weights, rows, columns)
         written = f'{path}.png  {path}.npz'
-    colour = sys.stdout.isatty()
+    terminal = sys.stdout.isatty()
+    colour = terminal and not os.environ.get('NO_COLOR') and os.environ.get('TERM') != 'dumb'
     width = shutil.get_terminal_size().columns
     # The French alone goes to a pipe, so that it can be piped on.
-    screen = sys.stdout if colour else sys.stderr
+    screen = sys.stdout if terminal else sys.stderr
     print(heatmap.text(weights, rows, columns, width, colour), file=screen)
     if written:
         print(written, file=screen)

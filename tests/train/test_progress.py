@@ -1,0 +1,60 @@
+"""The line of a training on a terminal of 80 columns."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from attnlab.train import progress
+
+PROGRAM = """
+import time
+from attnlab.train.progress import bar
+with bar({total}, 0) as advance:
+    for step in range(1, 4):
+        time.sleep(0.1)
+        advance(step * {total} // 4, {{'loss': 0.15512, 'valid accuracy': 0.97, 'valid calibration_error': 0.0123}})
+"""
+
+
+def on_a_terminal(program, columns, **environment):
+    """What a program writes on the standard error, a terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
+    env = {key: value for key, value in os.environ.items() if key not in ('COLUMNS', 'LINES', 'NO_COLOR')}
+    root = str(Path(progress.__file__).parents[2])
+    env |= {'TERM': 'xterm', 'PYTHONPATH': root} | environment
+    with subprocess.Popen([sys.executable, '-c', program], stdin=theirs, stderr=theirs, env=env):
+        os.close(theirs)
+        written = b''
+        try:
+            while more := os.read(ours, 65536):
+                written += more
+        except OSError:  # how Linux ends it
+            pass
+    os.close(ours)
+    return written.decode()
+
+
+@pytest.mark.parametrize('total', [200, 12_000, 600_000])
+def test_step_speed_and_time_left_stand_beside_the_first_validation_score(total):
+    lines = re.split(r'[\r\n]+', on_a_terminal(PROGRAM.format(total=total), 80, NO_COLOR='1'))
+    last = [re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', line) for line in lines if '/' in line][-1]
+    numbers = 'loss 0.155  valid accuracy 0.97'
+    assert re.search(rf' {3 * total // 4}/{total} +[0-9.]+ steps/s [0-9]+:[0-9:]+ {numbers} *$', last)
+    assert len(last) <= 80
+
+
+def test_no_color_and_a_dumb_terminal_have_no_colours():
+    colours = r'\x1b\[[0-9;]*m'
+    program = PROGRAM.format(total=200)
+    assert re.search(colours, on_a_terminal(program, 80))
+    assert not re.search(colours, on_a_terminal(program, 80, NO_COLOR='1'))
+    assert '\x1b' not in on_a_terminal(program, 80, TERM='dumb')
