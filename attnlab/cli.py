@@ -5,6 +5,7 @@ Nothing heavy is imported here: a command imports what it runs once its command 
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,10 @@ def _run(argv: list[str]) -> tuple[int, str]:
         return 1, str(error)
     except Stopped as wish:
         return wish.code, str(wish)
+    except (RuntimeError, AssertionError):
+        if reason := _no_device():
+            return 2, reason
+        raise
     except KeyboardInterrupt:
         return 130, 'interrupted'
     except BrokenPipeError:  # whoever read what is printed has gone
@@ -50,6 +55,17 @@ def _run(argv: list[str]) -> tuple[int, str]:
     except OSError as error:  # a full disk, a folder that nobody may write to
         said = error.strerror or str(error)
         return 1, f'{error.filename}: {said}' if error.filename else said
+
+
+def _no_device() -> str:
+    """Why JAX has no device, such as JAX_PLATFORMS=cuda without CUDA; '' where it has one, or was not imported."""
+    try:
+        if jax := sys.modules.get('jax'):
+            jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the latter without a message, where a plugin is not installed
+        reason = next(iter(str(error).splitlines()), 'no such device, or no plugin of JAX for it')
+        return f'JAX_PLATFORMS is {os.environ.get("JAX_PLATFORMS")!r}: {reason}'
+    return ''
 
 
 def _printable(text: str) -> str:

@@ -422,6 +422,32 @@ def test_exit_codes(monkeypatch, capsys, raised, code, line):
     assert capsys.readouterr().err == line
 
 
+@pytest.mark.parametrize(('error', 'reason'), [
+    (RuntimeError("Unable to initialize backend 'cuda'\nand more"), "Unable to initialize backend 'cuda'"),
+    (AssertionError(), 'no such device, or no plugin of JAX for it'),
+])  # fmt: skip
+def test_a_platform_that_is_not_there_is_named(monkeypatch, capsys, error, reason):
+    import jax
+
+    def devices():
+        raise error
+
+    monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
+    monkeypatch.setattr('attnlab.train.run.evaluate', lambda *args, **kw: jax.devices())
+    monkeypatch.setattr(jax, 'devices', devices)
+    assert cli.main(['eval', '--workdir=runs/one']) == 2
+    assert capsys.readouterr().err == f"attnlab: JAX_PLATFORMS is 'cuda': {reason}\n"
+
+
+def test_a_runtime_error_with_devices_keeps_its_traceback(monkeypatch):
+    def fail(*args, **kw):
+        raise RuntimeError('of ours')
+
+    monkeypatch.setattr('attnlab.train.run.evaluate', fail)
+    with pytest.raises(RuntimeError, match='of ours'):
+        cli.main(['eval', '--workdir=runs/one'])
+
+
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr('attnlab.train.run.evaluate', lambda *args, **kw: {}['x'])
     with pytest.raises(KeyError):
