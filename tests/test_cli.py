@@ -1,6 +1,7 @@
 """Flags in, exit code out: what is wrong is told in one line, before anything is written."""
 
 import io
+import shutil
 import sys
 import types
 from dataclasses import make_dataclass
@@ -213,6 +214,15 @@ def test_a_home_folder_of_nobody_is_refused(capsys, calls):
 def test_an_argument_that_is_not_utf_8_is_refused_as_escapes(capsys, calls):
     for argv in (['\udcff'], ['eval', '--workdir=\udcff'], ['translate', '--workdir=runs/one', 'caf\udce9']):
         assert refused(capsys, *argv).endswith(' is not UTF-8')
+    assert not calls
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path, monkeypatch, capsys, calls):
+    (tmp_path / 'a\udcff').mkdir()
+    shutil.copy('e.py', tmp_path / 'a\udcff')
+    monkeypatch.chdir(tmp_path / 'a\udcff')
+    said = refused(capsys, 'train', '--config=e.py', '--workdir=new')
+    assert said.startswith('--config is ') and said.endswith("a\\udcff/e.py'; expected folders whose names are UTF-8")
     assert not calls
 
 
