@@ -68,7 +68,7 @@ def _printable(text: str) -> str:
 def _dispatch(argv: list[str]) -> int | None:
     """Runs a command; the exit code, None for success."""
     for argument in argv:
-        if not argument.isascii() and any('\ud800' <= c <= '\udfff' for c in argument):
+        if not files.is_utf8(argument):
             raise UserError(f'the argument {argument!r} is not UTF-8')
     match argv:
         case ['-h' | '--help' | 'help', *_]:

@@ -98,6 +98,11 @@ def at_home(path: str, name: str) -> str:
     return found
 
 
+def is_utf8(text: str) -> bool:
+    """Whether an argument or a path is UTF-8: Python keeps other bytes as lone surrogates, which no file can hold."""
+    return text.isascii() or not any('\ud800' <= c <= '\udfff' for c in text)
+
+
 def check_folder(path: str | os.PathLike, flag: str) -> None:
     """Raises UserError for what can be no folder, new or old: a name that is none, a file in its way, a broken link."""
     path = Path(path)

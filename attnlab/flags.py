@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,12 @@ def _one(name: str, flag: Flag, values: list | None) -> Any:
         raise UserError(f'--{flag.name} is given {len(values)} times; once is expected')
     if values == ['']:
         raise UserError(f'--{flag.name} expects {flag.metavar}, got nothing')
-    return files.at_home(values[0], f'--{flag.name}') if flag.metavar in _PATHS else values[0]
+    if flag.metavar not in _PATHS:
+        return values[0]
+    path = files.at_home(values[0], f'--{flag.name}')
+    if not files.is_utf8(whole := os.path.abspath(path)):  # it is written into pages and tables
+        raise UserError(f'--{flag.name} is {whole!r}; expected folders whose names are UTF-8')
+    return path
 
 
 _PATHS = ('DIR', 'FILE', 'FILE.py', 'FILE[:ARG]')

@@ -1,6 +1,7 @@
 """Flags in, exit code out: what is wrong is told in one line, before anything is written."""
 
 import io
+import shutil
 import sys
 import types
 from dataclasses import make_dataclass
@@ -213,6 +214,15 @@ def test_a_home_folder_of_nobody_is_refused(capsys, calls):
 def test_an_argument_that_is_not_utf_8_is_refused_as_escapes(capsys, calls):
     for argv in (['\udcff'], ['eval', '--workdir=\udcff'], ['translate', '--workdir=runs/one', 'caf\udce9']):
         assert refused(capsys, *argv).endswith(' is not UTF-8')
+    assert not calls
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path, monkeypatch, capsys, calls):
+    (tmp_path / 'a\udcff').mkdir()
+    shutil.copy('e.py', tmp_path / 'a\udcff')
+    monkeypatch.chdir(tmp_path / 'a\udcff')
+    said = refused(capsys, 'train', '--config=e.py', '--workdir=new')
+    assert said.startswith('--config is ') and said.endswith("a\\udcff/e.py'; expected folders whose names are UTF-8")
     assert not calls
 
 
@@ -442,6 +452,15 @@ def test_a_platform_that_is_not_there_is_told_in_one_line(monkeypatch, capsys, e
     assert cli.main(['eval', '--workdir=runs/one']) == 2
     expected = 'expected a platform of this machine, such as cpu'
     assert capsys.readouterr().err == f"attnlab: JAX_PLATFORMS is 'cuda': {reason}; {expected}\n"
+
+
+def test_a_runtime_error_with_devices_keeps_its_traceback(monkeypatch):
+    def fail(*args, **kw):
+        raise RuntimeError('of ours')
+
+    monkeypatch.setattr('attnlab.train.run.evaluate', fail)
+    with pytest.raises(RuntimeError, match='of ours'):
+        cli.main(['eval', '--workdir=runs/one'])
 
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
