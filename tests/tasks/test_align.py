@@ -13,12 +13,13 @@ import sacrebleu
 
 from attnlab import cli
 from attnlab import config as configs
+from attnlab.data import vocabulary
 from attnlab.data.alignments import alignment_error_rate, read_links
 from attnlab.data.text import normalise, tokenise
 from attnlab.data.vocabulary import BOS, EOS
 from attnlab.errors import UserError
 from attnlab.tasks import align, heatmap
-from attnlab.tasks.align import alignment, corpus, scores, translator
+from attnlab.tasks.align import alignment, corpus, pictures, scores, translator
 from attnlab.train import metrics, run
 from tests.quick import QUICK
 from tests.tasks.conftest import tiny_config
@@ -191,6 +192,15 @@ def test_a_sentence_too_long_is_refused_before_it_is_read(tiny, capsys, command)
     assert cli.main([command, f'--workdir={tiny}', 'the cat.', ' '.join(['cat'] * 5000)]) == 2
     assert capsys.readouterr().err == 'attnlab: sentence 2 has 5001 tokens with its end; expected at most 512\n'
     assert sorted((tiny / 'figures').glob('*')) == before
+
+
+@pytest.mark.parametrize('kind', ['words', 'subwords'])
+def test_the_words_of_a_cut_sentence_stand_at_its_ids(kind):
+    known = vocabulary.build(kind, SENTENCES, 290, 'en')
+    (ids,) = corpus.encode(['the black 日本 cat sees him. she does not.'], known, 20 if kind == 'subwords' else 6)
+    words = pictures.source_words('the black 日本 cat sees him. she does not.', ids, known)
+    assert words[:3] == ['the', 'black', '日本 <unk>'] and words[-1] == '</s>'
+    assert len(words) == len(known.words(ids)) < 11
 
 
 def test_sentences_of_a_split_are_cut_where_those_of_a_user_are_refused():

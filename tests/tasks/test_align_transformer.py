@@ -11,6 +11,7 @@ import pytest
 
 from attnlab import cli
 from attnlab.data.alignments import alignment_error_rate
+from attnlab.data.text import tokenise
 from attnlab.data.vocabulary import BOS, EOS
 from attnlab.decode.beam import beam_search
 from attnlab.decode.greedy import greedy
@@ -58,7 +59,9 @@ def test_every_attention_of_a_translation_is_drawn(translating, french, capsys):
     with np.load(written[0], allow_pickle=False) as arrays:
         weights = {kind: arrays[kind.replace('-', '.')] for kind in kinds}
         labels = {name: arrays[name].tolist() for name in arrays.files if ' ' in name}
-    read, made = vocabularies[0].pieces(source[0]), labels['rows decoder.cross_attention']
+    typed, made = [*tokenise(SENTENCES[0]), '</s>'], labels['rows decoder.cross_attention']
+    pieces = vocabularies[0].pieces(source[0])
+    read = [f'{word} <unk>' if piece == '<unk>' else piece for word, piece in zip(typed, pieces, strict=True)]
     fed = ['<s>', *made[:-1]]
     assert labels['columns decoder.cross_attention'] == labels['rows encoder.attention'] == read
     assert labels['rows decoder.attention'] == labels['columns decoder.attention'] == fed

@@ -12,10 +12,11 @@ from PIL import Image
 
 from attnlab import cli
 from attnlab import config as configs
+from attnlab.data.images import Images
 from attnlab.errors import UserError
 from attnlab.report import page
-from attnlab.tasks import vision
-from attnlab.tasks.vision import corpus, models, pictures, scores
+from attnlab.tasks import heatmap, vision
+from attnlab.tasks.vision import corpus, drawings, models, pictures, scores
 from attnlab.train import count, metrics, run
 from tests.tasks.conftest import drawn, files
 
@@ -181,6 +182,16 @@ def test_the_scale_is_that_of_the_training_images(seeing):
 
 
 # Looking
+
+
+def test_any_name_of_a_class_is_drawn_as_it_is():
+    names = ['_a', '$a$', r'$\bad$', 'sea lion']
+    whole = Images(np.zeros((4, 8, 8, 1), np.uint8), np.arange(4, dtype=np.int32), tuple(names))
+    probabilities = np.eye(4)[[1, 0, 3, 2]]
+    figure = drawings.confusion(probabilities, whole)
+    heatmap.png(figure)  # mathematics that does not parse would raise
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == names
+    heatmap.png(drawings.mistakes(whole, probabilities, np.arange(4)))
 
 
 def test_every_attention_is_drawn_and_nothing_else_changes(seeing, tmp_path, capsys):

@@ -49,10 +49,14 @@ def labelled(
 
 def source_words(sentence: str, source: Sequence[int], vocabulary: Vocabulary) -> list[str]:
     """The words of a sentence as they were typed, `<unk>` behind those that the model does not know, and EOS."""
-    words = [*(bare(word) for word in tokenise(normalise(sentence, vocabulary.language))), SPECIAL[EOS]]
-    spans = zip(words, vocabulary.words(source), strict=True)
+    spans = vocabulary.words(source)
+    words = [bare(word) for word in tokenise(normalise(sentence, vocabulary.language))]
+    words = [*words[: len(spans) - 1], SPECIAL[EOS]]  # evaluation cuts long sentences
     unknown = f' {SPECIAL[UNK]}'
-    return [word + unknown * vocabulary.is_unknown(source[start:stop]) for word, (_, start, stop) in spans]
+    return [
+        word + unknown * vocabulary.is_unknown(source[start:stop])
+        for word, (_, start, stop) in zip(words, spans, strict=True)
+    ]
 
 
 def write_samples(
