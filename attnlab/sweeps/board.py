@@ -50,14 +50,14 @@ def begun(board: Board, number: int) -> dict[str, Any] | None:
 
 
 def same(board: Board, number: int, config: Any) -> int | None:
-    """The number of another point that is done and has trained this very config; None where there is none."""
-    wanted = json.dumps(configs.tree(config), sort_keys=True)  # text: 1 == 1.0 == True
-    for other in board.numbers:
-        if other == number or (end := ended(board, other)) is None or end.status != 'done':
-            continue
-        trained = outcome.load(outcome.run_folder(board.folder, name_of(board, other) or '') / 'config.json')
-        if trained and json.dumps(trained, sort_keys=True) == wanted:
-            return other
+    """The number of another point of a search that is done and has trained this very config; None if there is none."""
+    text = lambda tree: json.dumps(tree, sort_keys=True)  # as values 1 == 1.0 == True
+    wanted = text(configs.tree(config))
+    for path in sorted((board.folder / 'points').glob('*/run/config.json')):
+        other = int(path.parts[-3].partition(',')[0])
+        if other != number and text(outcome.load(path)) == wanted:
+            if (end := ended(board, other)) and end.status == 'done':
+                return other
     return None
 
 

@@ -19,8 +19,8 @@ from attnlab.sweeps.signals import handled
 _MANY = 64
 """Devices, as many as any mesh of one machine asks for."""
 
-_PATIENCE = 5.0
-"""Seconds that another worker leaves to the first one to tell what is wrong."""
+_PATIENCE = 60.0
+"""Seconds that another worker leaves to the first one to tell what is wrong; on a busy machine that may start later."""
 
 _LIMITS = {'workers': (1, 256), 'index': (0, MOST - 1), 'trials': (1, MOST), 'worker': (0, 255)}
 """The least and the most of each number; so many workers are more than any machine or cluster queue serves at once."""
