@@ -77,7 +77,7 @@ def alibi_slopes(heads: int) -> Float32[Array, ' N']:
     """
     if heads < 1:
         raise ValueError(f'heads is {heads}; expected a positive number')
-    below = 2 ** (heads.bit_length() - 1)
+    below = 2 ** (int(heads).bit_length() - 1)
     slopes = [2.0 ** (-8.0 * n / below) for n in range(1, below + 1)]
     slopes += [2.0 ** (-8.0 * n / (2 * below)) for n in range(1, 2 * (heads - below), 2)]
     return jnp.asarray(slopes, jnp.float32)
@@ -120,7 +120,7 @@ def relative_buckets(
     away = queries[..., :, None] - keys[..., None, :]
     side = buckets // 2 if bidirectional else buckets
     distance = jnp.clip(jnp.abs(away) if bidirectional else away, 0, max_distance)
-    found = jnp.asarray(_bucket_of_distance(side, max_distance))[distance]
+    found = jnp.asarray(_bucket_of_distance(int(side), int(max_distance)))[distance]  # powers overflow NumPy's integers
     return jnp.where(away < 0, found + side, found) if bidirectional else found
 
 

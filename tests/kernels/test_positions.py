@@ -204,3 +204,11 @@ def test_distances_of_narrow_positions_do_not_wrap_around():
 def test_positions_beyond_the_integers_of_jax_are_refused():
     with pytest.raises(ValueError, match='positions holds 0 .. 1099511627776; expected -2147483648 .. 2147483647'):
         sinusoidal(np.array([0, 2**40]), 4)
+
+
+def test_numbers_of_numpy_give_what_those_of_python_give(as_used):
+    np.testing.assert_array_equal(alibi_slopes(np.int64(6)), alibi_slopes(6))
+    keys = np.arange(-900, 900, 7)
+    sizes = lambda take: {'buckets': take(64), 'max_distance': take(777), 'bidirectional': True}
+    buckets = lambda take: relative_buckets([0], keys, **sizes(take))
+    np.testing.assert_array_equal(buckets(np.int64), buckets(int))
