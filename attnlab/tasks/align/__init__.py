@@ -90,7 +90,7 @@ def build(config: Any, workdir: Path) -> Task:
 
     def evaluate(params: Params) -> dict[str, float]:
         nll, count, _ = translator.force(use, params, *held_out)
-        if not math.isfinite(nll):  # there is nothing to translate with; the loop raises for the loss
+        if not np.isfinite(nll):  # there is nothing to translate with; the loop raises for the loss
             return {'loss': nll}
         translations = translator.translate(use, params, held_out.source)
         outputs = [vocabularies[1].decode(translation.target) for translation in translations]
