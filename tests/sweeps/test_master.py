@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -26,7 +27,7 @@ def started(tmp_path, monkeypatch):
         then.get(len(workers) - 1, lambda: None)()
         return workers[-1]
 
-    monkeypatch.setattr(master.sys, 'executable', str(program))
+    monkeypatch.setattr(sys, 'executable', str(program))
     monkeypatch.setattr(master.subprocess, 'Popen', starts)
     monkeypatch.setattr(master, '_POLL', 0.02)
     return workers, then
