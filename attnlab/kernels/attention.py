@@ -79,7 +79,7 @@ def dot_product_attention(
       bias: added to the scaled logits, broadcastable to [B, N, T, S]; its gradient has the shape it came in.
       mask: boolean, True attends, broadcastable to [B, N, T, S]; or rules of `attnlab.kernels.masks`, which take no
         memory; the other arguments apply besides.
-      scale: 1 / sqrt(H) if None.
+      scale: one number for all heads, which may be traced; 1 / sqrt(H) if None.
       is_causal: no key after the query; without positions rows and columns are aligned at the top left.
       query_seq_lengths, key_value_seq_lengths: [B] int; positions at and after the length take no part.
       local_window_size: keys at most so far before and after the query, one number or (left, right).

@@ -306,3 +306,16 @@ def test_norms_of_zero_tokens(qk_norm):
 def test_what_does_not_fit_is_named(as_used, fields, inputs, call, message):
     with pytest.raises(ValueError, match=message):
         MultiHeadAttention(**{'heads': N} | fields).init(jax.random.key(0), *inputs, **call)
+
+
+def test_a_cache_longer_than_narrow_positions_reach_takes_them():
+    """-1 marks a token that is not kept; its slot is one past the end of 300, which int8 cannot hold."""
+    module, x = MultiHeadAttention(2, slots=300), jnp.cos(jnp.arange(24.0)).reshape(1, 3, 8)
+    slots = jnp.arange(300)[None]
+    parameters = module.init(jax.random.key(0), x, mask=causal(jnp.array([[0, 1, 2]]), slots))['params']
+
+    def attend(dtype):
+        rules = causal(jnp.array([[100, -1, 120]], dtype), slots)
+        return module.apply({'params': parameters}, x, mask=rules, mutable=['cache'])
+
+    jax.tree.map(np.testing.assert_array_equal, attend('int8'), attend('int32'))
