@@ -1,12 +1,13 @@
 """Files that a reader sees whole or not at all, whatever ends the one who writes them; locks; folders to write to."""
 
+import json
 import logging
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from attnlab.errors import UserError
 
@@ -59,6 +60,31 @@ def check_writable(folder: str | os.PathLike) -> None:
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(folder)) from None
     part.unlink()
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Records of a metrics.jsonl, in order; lines that are no records are left out, and counted in the log.
+
+    No file has no records.  A last line that a kill cut short does not count.
+    """
+    if not path.exists():
+        return []
+    *lines, _ = path.read_bytes().split(b'\n')
+    records = [_record(line) for line in lines]
+    if wrong := [number for number, record in enumerate(records, 1) if record is None]:
+        logging.warning('%s: left out %d lines that are no records, the first is line %d', path, len(wrong), wrong[0])
+    return [record for record in records if record is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The record in a line: a step, a split and finite or missing numbers; None for anything else."""
+    try:
+        record = json.loads(line)
+        step, split, numbers = record['step'], record['split'], [x for x in record.values() if x != record['split']]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    fine = all(x is None or type(x) in (int, float) and abs(x) < 1e300 for x in numbers)
+    return record if type(step) is int and isinstance(split, str) and fine else None
 
 
 def beside(path: str | os.PathLike) -> Path:

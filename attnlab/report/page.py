@@ -20,7 +20,6 @@ from attnlab import files
 from attnlab.errors import UserError
 from attnlab.report import figures
 from attnlab.tasks import heatmap
-from attnlab.train import metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -250,7 +249,7 @@ def _read(workdir: Path, split: str, scores: dict[str, Any] | None = None) -> di
     if scores is None:
         scores = _json(workdir / f'scores-{split}.json', 'eval')
     samples = workdir / 'samples' / f'{split}.json'
-    return {'config': config, 'scores': scores, 'metrics': metrics.read(workdir),
+    return {'config': config, 'scores': scores, 'metrics': files.read_records(workdir / 'metrics.jsonl'),
                 'samples': _samples(samples) if samples.exists() else [], 'summary': _summary(config),
             'pictures': _pictures(workdir / 'figures' / f'eval-{split}')}
 

@@ -1,7 +1,6 @@
 """Numbers of a run: one JSON object a line in `metrics.jsonl`, and TensorBoard event files beside it."""
 
 import json
-import logging
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache
@@ -84,24 +83,6 @@ def read_lines(path: Path) -> list[str]:
     return lines
 
 
-def read(workdir: Path) -> list[dict]:
-    """Records of a run, in order; lines that are no records are left out, and counted in the log."""
-    path = Path(workdir) / 'metrics.jsonl'
-    if not path.exists():
-        return []
-    *lines, _ = path.read_bytes().split(b'\n')
-    records = [_record(line) for line in lines]
-    if wrong := [number for number, record in enumerate(records, 1) if record is None]:
-        logging.warning('%s: left out %d lines that are no records, the first is line %d', path, len(wrong), wrong[0])
-    return [record for record in records if record is not None]
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """The record in a line: a step, a split and finite or missing numbers; None for anything else."""
-    try:
-        record = json.loads(line)
-        step, split, numbers = record['step'], record['split'], [x for x in record.values() if x != record['split']]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    fine = all(x is None or type(x) in (int, float) and abs(x) < 1e300 for x in numbers)
-    return record if type(step) is int and isinstance(split, str) and fine else None
+def read(workdir: Path) -> list[dict[str, Any]]:
+    """Records of a run, in order; as `files.read_records`."""
+    return files.read_records(Path(workdir) / 'metrics.jsonl')
