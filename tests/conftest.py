@@ -6,6 +6,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import submitit  # noqa: F401  (it configures logging when it is imported, and absl, if there before, closes stderr)
 
 _CACHE = Path(__file__).resolve().parents[1] / '.cache' / 'jax'
 

@@ -7,7 +7,6 @@ import uuid
 from pathlib import Path
 
 import pytest
-import submitit  # noqa: F401  (configures logging, which makes absl close the stderr of whatever test comes first)
 
 import attnlab
 from tests.quick import QUICK
