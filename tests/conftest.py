@@ -1,12 +1,15 @@
 """A strict environment, set before JAX is imported, and the folder of real data."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 import submitit  # noqa: F401  (it configures logging when it is imported, and absl, if there before, closes stderr)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell starts with it ignored
 
 _CACHE = Path(__file__).resolve().parents[1] / '.cache' / 'jax'
 

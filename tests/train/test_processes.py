@@ -109,10 +109,10 @@ def test_a_directory_that_another_trains_while_the_data_is_read_is_refused(tmp_p
     build = run.tasks.module(config).build
     other = tiny_language(tmp_path / 'data', train__duration='1 steps', optimizer__learning_rate='0.5')
 
-    def built(config, workdir):
+    def built(config, folder):
         monkeypatch.undo()
         run.train(other, workdir)
-        return build(config, workdir)
+        return build(config, folder)
 
     monkeypatch.setattr(run.tasks.module(config), 'build', built)
     with pytest.raises(UserError, match='run was trained by another process in the meantime'):
