@@ -201,6 +201,7 @@ def test_a_run_whose_config_is_damaged_is_refused_in_one_line(tmp_path, capsys, 
 
 def test_a_training_that_goes_on_says_what_differs(tmp_path):
     (tmp_path / 'config.json').write_text('{}')
+    (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
     with pytest.raises(UserError, match='the work directory holds a run of another config'):
         run.train(loaded(ONE_A_TASK['vision']), tmp_path)
 
