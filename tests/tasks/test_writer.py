@@ -91,7 +91,7 @@ REFUSED = [
     (['--prompt=the', '--tokens=1000000000000'], '1 samples of 1000000000003 tokens take about 4e+13 bytes; this'),
     (['--prompt=the', '--samples=1000000000'], '1000000000 samples of 203 tokens take about'),
     (['--prompt=the', '--temperature=-1'], 'temperature is -1.0; expected a finite number, at least 0'),
-    (['--prompt=the', '--temperature=nan'], 'temperature is nan; expected a finite number'),
+    (['--prompt=the', '--temperature=nan'], "--temperature expects a finite number, got 'nan'"),
     (['--prompt=the', '--top_k=0'], 'top_k is 0; expected a whole number, at least 1'),
     (['--prompt=the', '--top_p=2'], 'top_p is 2.0; expected 0 < top_p <= 1'),
 ]
