@@ -276,6 +276,12 @@ def test_a_large_picture_is_read_and_one_too_large_is_named(tmp_path, monkeypatc
             pictures.opened(str(tmp_path / 'a.png'), (8, 8, 3))
 
 
+def test_a_device_without_end_is_no_picture(monkeypatch):
+    monkeypatch.setattr(pictures, 'LARGEST_FILE', 1000)
+    with pytest.raises(UserError, match=r'/dev/zero: cannot be read \(too large: more than 1000 bytes\)'):
+        pictures.opened('/dev/zero', (8, 8, 3))
+
+
 def test_a_picture_may_come_from_a_pipe(tmp_path):
     Image.new('RGB', (8, 8), 'red').save(tmp_path / 'a.png')
     os.mkfifo(tmp_path / 'pipe')

@@ -179,14 +179,21 @@ def opened(path: str, shape: tuple[int, int, int]) -> np.ndarray:
     return np.asarray(image.resize((W, H), Image.Resampling.BICUBIC, box=box), np.uint8).reshape(H, W, C)
 
 
+LARGEST_FILE = 2**28
+"""Bytes of a picture's file; a device such as /dev/zero has no end."""
+
+
 def _decoded(path: str) -> Image.Image:
     """The image of a file, upright; UserError for a file that is missing, truncated, too large or not an image."""
     expected = 'expected a number of the test split or a picture'
     try:
-        data = Path(path).read_bytes()  # whole, as Pillow would have to seek in a pipe
+        with open(path, 'rb') as file:
+            data = file.read(LARGEST_FILE + 1)  # before it is opened as a picture, as Pillow would seek in a pipe
     except (OSError, ValueError) as error:
         reason = getattr(error, 'strerror', None) or error
         raise UserError(f'{path}: cannot be read ({reason}); {expected}') from None
+    if len(data) > LARGEST_FILE:
+        raise UserError(f'{path}: cannot be read (too large: more than {LARGEST_FILE} bytes); {expected}')
     try:
         with warnings.catch_warnings(action='ignore'), Image.open(io.BytesIO(data)) as file:
             return ImageOps.exif_transpose(file)
