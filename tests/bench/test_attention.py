@@ -149,5 +149,6 @@ def test_the_peak_is_that_of_the_call(monkeypatch):
     monkeypatch.delenv('XLA_FLAGS')  # with one device, as a bench has it; each more has threads of its own
     held = np.ones(2**28, np.uint8)  # a peak of our own, which is none of the other process's
     matrix = 4 * 2048**2 * 4
-    assert 1.9 * matrix < memory.peak('jax.nn', Problem((1, 2048, 4, 64))) < 2.3 * matrix
+    # Logits and weights, and with jaxlib 0.10.1 at times what is between them.
+    assert 1.9 * matrix < memory.peak('jax.nn', Problem((1, 2048, 4, 64))) < 3.3 * matrix < 0.9 * held.size
     del held

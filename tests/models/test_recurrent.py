@@ -124,7 +124,8 @@ def test_padding_and_neighbours_change_nothing(kind):
         (1, pad(LONG, SHORT, LONG, width=9), pad(LONG, target, LONG, width=9)),
     ):
         numbers, again = result(row, source, labels)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6), numbers, alone)
+        # jaxlib 0.10.1 sums the products of one row and of three in another order: 2e-6 apart.
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=4e-6), numbers, alone)
         np.testing.assert_array_equal(again, tokens)
 
 
