@@ -82,6 +82,7 @@ def made(tmp_path_factory) -> Path:
     for name in ('e', 'gru', 'language'):
         (folder / 'runs' / name).mkdir(parents=True)
         configs.save(configs.load(str(folder / f'{name}.py')), folder / 'runs' / name / 'config.json')
+    (folder / 'runs' / 'gru' / 'checkpoints' / '1').mkdir(parents=True)  # without one, another config may start there
     for name, text in RUN.items():
         (folder / 'broken' / name).mkdir(parents=True)
         (folder / 'broken' / name / 'config.json').write_text(text)

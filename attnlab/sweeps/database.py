@@ -91,7 +91,8 @@ def open_storage(url: sqlalchemy.URL, check: Callable[[], None]) -> RDBStorage:
     local = url.get_backend_name() == 'sqlite'
     # SQLite has no locks of rows, and by default Python begins no transaction before it writes: two would read WAITING.
     arguments = {'timeout': _LOOK, 'isolation_level': None, 'factory': _waiting(str(url.database), check)}
-    options = {'connect_args': arguments} if local else {'pool_pre_ping': True}
+    # Without a pool no connection stays open where this fails, which Python 3.13 warns of.
+    options = {'connect_args': arguments, 'poolclass': sqlalchemy.NullPool} if local else {'pool_pre_ping': True}
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', ExperimentalWarning)
         text = url.render_as_string(hide_password=False)

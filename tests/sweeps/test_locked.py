@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_a_reader_holds_back_the_commit_alone(file, caplog):
 def test_a_file_that_stays_locked_is_one_line(file, monkeypatch):
     monkeypatch.setattr(database, 'LOCKED', 0.2)
     store = opened(file)
-    with locked(file):
+    with closing(locked(file)):
         for act in (lambda: opened(file), lambda: taken(store), lambda: storage.beat(store, 1)):
             with pytest.raises(RunError, match=r'claims.db has been locked by another process for \d s; the same comm'):
                 act()
@@ -89,7 +90,7 @@ def test_a_signal_ends_the_wait(file):
             raise Stopped(15)
 
     store = opened(file, check)
-    with locked(file):
+    with closing(locked(file)):
         came.append(15)
         with pytest.raises(Stopped):
             taken(store)
@@ -137,7 +138,9 @@ def test_a_database_that_fails_ends_the_worker_and_not_the_point(experiment, tmp
     monkeypatch.setattr(worker.run, 'train', trainer)
 
     def fails(*args):
-        database.sqlalchemy.create_engine('sqlite://').connect().exec_driver_sql('SELECT 1 FROM nowhere')
+        engine = database.sqlalchemy.create_engine('sqlite://', poolclass=database.sqlalchemy.NullPool)
+        with engine.connect() as connection:
+            connection.exec_driver_sql('SELECT 1 FROM nowhere')
 
     with monkeypatch.context() as patch:
         if at == 'draw':
