@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 GRU = experiments/align/grammar_gru.py
 RUNS = runs/demo
 
-.PHONY: demo test lint lock clean
+.PHONY: demo test test-slow lint lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/attnlab train --config=$(GRU):fixed --workdir=$(RUNS)/fixed
@@ -20,6 +20,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+
+test-slow: $(VENV)/.installed
+	$(BIN)/python -m pytest -m slow --numprocesses=2 --dist=worksteal
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
