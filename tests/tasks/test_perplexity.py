@@ -34,7 +34,7 @@ def test_a_diverged_alignment_model_has_scores(tmp_path, diverged):
 
 def test_the_scores_of_a_diverged_run_are_refused_by_name(tiny, monkeypatch):
     monkeypatch.setattr(align, 'evaluate', lambda *args: {'loss': 22_000.0, 'perplexity': math.inf})
-    match = "the perplexity of split 'test' is inf: the parameters of step .* have diverged"
+    match = "the perplexity of split 'other' is inf: the parameters of step .* have diverged"
     with pytest.raises(RunError, match=match):
-        run.evaluate(tiny)
-    assert not (tiny / 'scores-test.json').exists()
+        run.evaluate(tiny, 'other')
+    assert not (tiny / 'scores-other.json').exists()
