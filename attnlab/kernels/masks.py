@@ -102,7 +102,7 @@ def _stored(name: str, x: Any) -> Any:
         case 'window':
             return window_sides(x, 'window')
         case 'mask':
-            return jnp.asarray(x)
+            return x if isinstance(x, jax.Array) else jnp.asarray(x)
         case _:
             return integers(name, x)
 
@@ -122,7 +122,7 @@ def integers(name: str, x: ArrayLike | Row) -> Array:
             if not name.endswith('lengths') and (x.min() < limits.min or x.max() > limits.max):
                 raise ValueError(f'{name} holds {x.min()} .. {x.max()}; expected {limits.min} .. {limits.max}')
             x = np.clip(x, limits.min, limits.max)
-    x = jnp.asarray(x)
+        x = jnp.asarray(x)
     narrow = jnp.issubdtype(x.dtype, jnp.signedinteger) and x.dtype.itemsize < 4
     return x.astype(jnp.int32) if narrow else x
 

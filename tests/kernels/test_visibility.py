@@ -56,8 +56,10 @@ def test_a_bias_of_minus_infinity_rules_out_as_a_mask_does(attend):
     bias = jnp.where(seen, 0.0, -INF)
     results, gradients = run(attend, *arrays(), bias, quick=False)
     masked, expected = run(attend, *arrays(), jnp.zeros((1, 1, T, S)), mask=jnp.asarray(seen), quick=False)
-    same(results, masked)
-    same(gradients, expected)
+    # Two programs: jax 0.12 rounds the last bit otherwise.
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=3e-6, atol=3e-7)
+    jax.tree.map(close, (results, gradients), (masked, expected))
+    assert finite((results, gradients)) and not np.any(jax.tree.leaves(results)[0][:, 0])
 
 
 # What stands in a masked slot

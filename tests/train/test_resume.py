@@ -26,8 +26,8 @@ from attnlab.train import run
 workdir, kill = Path(sys.argv[1]), int(sys.argv[2])
 build = align.build
 
-def logged(config, workdir):
-    task = build(config, workdir)
+def logged(config, folder):
+    task = build(config, folder)
     def batch(step):
         if step == kill:
             while f'"step": {kill - 1}, "split": "train"' not in (workdir / 'metrics.jsonl').read_text():
