@@ -68,6 +68,8 @@ def _printable(text: str) -> str:
 def _dispatch(argv: list[str]) -> int | None:
     """Runs a command; the exit code, None for success."""
     for argument in argv:
+        if '\0' in argument:  # only a call of `main` can have it, and Python 3.13 raises for it in a path
+            raise UserError(f'the argument {argument!r} holds the character NUL')
         if not files.is_utf8(argument):
             raise UserError(f'the argument {argument!r} is not UTF-8')
     match argv:

@@ -34,7 +34,7 @@ def parse(name: str, command: Command, argv: list[str]) -> argparse.Namespace:
     if '--' in argv:
         raise UserError(f'{name} takes nothing after --, got {" ".join(argv[argv.index("--") :])!r}')
     overrides, rest = _split_overrides(argv) if command.overrides else ([], argv)
-    given, unknown = _parser(name, command).parse_known_args(rest)
+    given, unknown = _parser(name, command).parse_known_args(['--help' if token == '-h' else token for token in rest])
     for token in unknown:
         _check_word(name, command, token)
     values = {flag.name: _one(name, flag, getattr(given, flag.name)) for flag in command.flags}
@@ -76,8 +76,10 @@ def _parser(name: str, command: Command) -> argparse.ArgumentParser:
     forms = [f'--{flag.name}={flag.metavar}'.removesuffix('=') for flag in command.flags]
     flags = [form if flag.needed else f'[{form}]' for flag, form in zip(command.flags, forms, strict=True)]
     usage = ' '.join(['attnlab', name, *flags]) + ' [--config.KEY=VALUE ...]' * command.overrides + words
-    parser = argparse.ArgumentParser(usage=usage, description=command.summary, allow_abbrev=False)
+    parser = argparse.ArgumentParser(usage=usage, description=command.summary, allow_abbrev=False, add_help=False)
     parser.error = _refuse
+    # Without -h, of which Python 3.12 and later take -h5 for a form: `parse` reads it.
+    parser.add_argument('--help', action='help', help='show this help message and exit')
     for flag in command.flags:  # collected in lists, so that one given twice is seen
         if flag.metavar:
             parser.add_argument(f'--{flag.name}', metavar=flag.metavar, action='append', help=flag.help)

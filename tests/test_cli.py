@@ -153,7 +153,7 @@ CASE_43 = [
     (['--confg.lr=3'], "train does not understand '--confg.lr=3'"),
     (['--workdir=other'], '--workdir is given 2 times'),
     (['--config=e.py'], '--config is given 2 times'),
-    (['-h5'], "ignored explicit argument '5'"),
+    (['-h5'], "train does not understand '-h5'"),
     (['--processes=1'], '--processes is 1; expected 2 or more, or auto'),
     (['--processes=two'], "--processes expects a whole number, got 'two'"),
     (['--process=0'], '--process and --coordinator go together; got only one of them'),
@@ -227,9 +227,9 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path, monkeypatch, caps
 
 
 def test_control_characters_are_printed_as_escapes(capsys):
-    assert refused(capsys, 'eval', '--workdir=a\x1b[2J\rb\x00') == r'--workdir=a\x1b[2J b\x00 does not exist; ' + (
-        'runs nearby: runs/one'
-    )
+    said = refused(capsys, 'eval', '--workdir=a\x1b[2J\rb')
+    assert said == r'--workdir=a\x1b[2J b does not exist; runs nearby: runs/one'
+    assert refused(capsys, 'eval', '--workdir=a\0') == r"the argument '--workdir=a\x00' holds the character NUL"
 
 
 # eval, translate
