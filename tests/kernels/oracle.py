@@ -231,6 +231,8 @@ def hold(output, residual, weights, gradients, judged: Judged, arrays) -> None:
         assert gradient.dtype == arrays[name].dtype, name
         # What reaches a slope is times the distance, and so are the errors: they count in units of the farthest.
         unit = judged.farthest if name == 'alibi_slopes' else 1.0
+        if name == 'bias':  # rounding of a sum of n numbers grows as the root of n, over the axes that are broadcast
+            unit = max(1.0, np.sqrt(judged.weights.size / max(gradient.size, 1) / 1024))
         near(gradient / unit, judged.gradients[name] / unit, backward, f'gradient of {name}')
 
 
