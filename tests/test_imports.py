@@ -8,12 +8,13 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / 'attnlab'
 # From the top.  A config knows nothing but files and errors, so every room that reads one stands above it.
 ROOMS = (
-    'cli bench sweeps report train tasks decode models layers kernels data config flags launch environment files errors'
+    'cli bench sweeps report train tasks decode models layers kernels data configs config flags launch environment files errors'
 ).split()
 FORBIDDEN = {
     'kernels': {'flax', 'optax', 'orbax'},
     'data': {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex', 'jaxtyping'},
     'config': {'jax', 'flax', 'numpy'},
+    'configs': {'jax', 'flax', 'numpy'},
     'flags': {'jax', 'flax', 'numpy'},
     'launch': {'jax', 'flax', 'numpy'},
     'environment': {'jax', 'flax', 'numpy'},

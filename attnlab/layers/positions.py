@@ -128,3 +128,6 @@ def _check_range(positions: np.ndarray, size: int) -> None:
     outside = positions[(positions < 0) | (positions >= size)]
     if outside.size:
         raise ValueError(f'position {outside[0]} is outside the position table; expected 0 .. {size - 1}')
+
+
+ENCODINGS = ('learned', 'sinusoidal', 'rotary', 'alibi', 'relative', 'none')

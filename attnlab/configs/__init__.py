@@ -1,0 +1,32 @@
+"""The fields of every config, as frozen dataclasses; see `attnlab.configs.fields`. Nothing here imports JAX."""
+
+from attnlab.configs.align import (
+    AlignConfig,
+    DecodeConfig,
+    GrammarPairs,
+    Multi30kData,
+    PairFiles,
+    RecurrentConfig,
+    TranslatorConfig,
+)
+from attnlab.configs.block import BlockConfig, TextConfig
+from attnlab.configs.fields import Section, config_dict, field
+from attnlab.configs.language import GrammarText, LanguageConfig, LanguageModelConfig, ShakespeareData, TextFile
+from attnlab.configs.run import OptimizerConfig, RunConfig, TrainConfig
+from attnlab.configs.vision import (
+    VIT_SIZES,
+    Cifar10Data,
+    Cifar100Data,
+    DigitsData,
+    ImageFiles,
+    ResNetConfig,
+    VisionConfig,
+    VitConfig,
+)
+
+__all__ = [
+    'VIT_SIZES', 'AlignConfig', 'BlockConfig', 'Cifar100Data', 'Cifar10Data', 'DecodeConfig', 'DigitsData',
+    'GrammarPairs', 'GrammarText', 'ImageFiles', 'LanguageConfig', 'LanguageModelConfig', 'Multi30kData',
+    'OptimizerConfig', 'PairFiles', 'RecurrentConfig', 'ResNetConfig', 'RunConfig', 'Section', 'ShakespeareData',
+    'TextConfig', 'TextFile', 'TrainConfig', 'TranslatorConfig', 'VisionConfig', 'VitConfig', 'config_dict', 'field',
+]  # fmt: skip

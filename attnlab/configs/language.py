@@ -1,0 +1,75 @@
+"""The config fields of language models."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from attnlab.configs.block import TextConfig
+from attnlab.configs.fields import Section, field
+from attnlab.configs.run import RunConfig
+from attnlab.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextData(Section):
+    """What every text has."""
+
+    documents: str = field('', "'': one stream; or what parts it: lines, paragraphs, or a string")
+    vocabulary: Literal['characters', 'bytes', 'subwords'] = field('characters', 'unit of a token')
+    vocabulary_size: int = field(0, 'number of sub-words; 0 for other units', least=0)
+
+    def check(self) -> None:
+        if (self.vocabulary == 'subwords') != (self.vocabulary_size > 0):
+            raise UserError(
+                f'vocabulary_size is {self.vocabulary_size} for {self.vocabulary}; expected a size for subwords and 0 '
+                'for other units'
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShakespeareData(TextData):
+    """Tiny Shakespeare."""
+
+    name: Literal['shakespeare'] = field('shakespeare', 'corpus')
+    folder: str = field('', 'one that holds input.txt; else $ATTNLAB_DATA/tinyshakespeare, else a download')
+    share: float = field(0.9, 'part of the text to train on', above=0.0, below=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFile(TextData):
+    """A text file."""
+
+    name: Literal['file'] = field('file', 'corpus')
+    path: str = field('', 'text file: --config.data.path=FILE')
+    share: float = field(0.9, 'part of the text to train on', above=0.0, below=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarText(TextData):
+    """English sentences of the embedded grammar."""
+
+    name: Literal['grammar'] = field('grammar', 'corpus')
+    documents: str = field('lines', 'lines: a sentence is a document')
+    train_examples: int = field(40_000, 'sentences to train on', least=1)
+    test_examples: int = field(500, 'sentences of each other split', least=1)
+
+    def check(self) -> None:
+        super().check()
+        if self.documents != 'lines':
+            raise UserError(f"documents is {self.documents!r}; a sentence of the grammar is one, expected 'lines'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig(TextConfig):
+    """Causal language model."""
+
+    name: Literal['language'] = field('language', 'model')
+    tied: bool = field(True, 'output matrix is the embedding (Press and Wolf 2017)')
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageConfig(RunConfig):
+    """Text that a model learns to continue."""
+
+    task: str = field('language', 'task')
+    data: ShakespeareData | TextFile | GrammarText = field(ShakespeareData(), 'text')
+    model: LanguageModelConfig = field(LanguageModelConfig(), 'language model')

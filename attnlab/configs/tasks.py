@@ -1,0 +1,41 @@
+"""The tasks that a config may name, and the dataclass of each one's config."""
+
+import importlib
+
+from attnlab.configs.align import AlignConfig
+from attnlab.configs.fields import listed
+from attnlab.configs.language import LanguageConfig
+from attnlab.configs.run import RunConfig
+from attnlab.configs.vision import VisionConfig
+from attnlab.errors import UserError
+
+TASKS: dict[str, tuple[type[RunConfig], str]] = {
+    'align': (AlignConfig, 'attnlab.tasks.align.task:AlignTask'),
+    'language': (LanguageConfig, 'attnlab.tasks.language.task:LanguageTask'),
+    'vision': (VisionConfig, 'attnlab.tasks.vision.task:VisionTask'),
+}
+"""By the value of `config.task`: the dataclass of the config, and where the class of the task is."""
+
+
+def config_class(name: str) -> type[RunConfig]:
+    """The dataclass of the configs of a task: the class attribute `Config` of a task of one's own."""
+    return TASKS[name][0] if name in TASKS else task_class(name).Config
+
+
+def task_class(name: str):
+    """The class of a task, imported from where its name or the table says.
+
+    Raises UserError for a name that is neither in the table nor the 'package.module:Class' of a class with a `Config`.
+    """
+    if not isinstance(name, str) or name not in TASKS and ':' not in name:
+        raise UserError(f"task is {name!r}; expected {listed(TASKS)}, or 'package.module:Class' of a task of your own")
+    module, _, attribute = (TASKS[name][1] if name in TASKS else name).partition(':')
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        if name in TASKS:
+            raise
+        raise UserError(f'task is {name!r}, which cannot be imported: {error}') from error
+    if not hasattr(found, 'Config'):
+        raise UserError(f'task is {name!r}; expected a class with the methods of attnlab.tasks.task.Task')
+    return found

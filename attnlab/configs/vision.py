@@ -1,0 +1,121 @@
+"""The config fields of image classification."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from attnlab.configs.block import BlockConfig, check_depth
+from attnlab.configs.fields import Section, field
+from attnlab.configs.run import RunConfig
+from attnlab.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageData(Section):
+    """What every set of images has: how training images are augmented."""
+
+    crop: int = field(0, 'pixels of padding before a random crop', least=0)
+    flip: bool = field(False, 'random horizontal flips')
+    policy: Literal['none', 'trivial', 'rand'] = field('none', 'TrivialAugment, RandAugment or neither')
+    operations: int = field(2, 'operations of RandAugment on an image', least=1)
+    strength: float = field(0.5, 'of the operations of RandAugment', least=0, most=1)
+    erase: float = field(0.0, 'probability of erasing a rectangle', least=0, most=1)
+    mixup: float = field(0.0, 'parameter of the Beta distribution of mixup; 0: none', least=0)
+    cutmix: float = field(0.0, 'parameter of the Beta distribution of CutMix; 0: none', least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar10Data(ImageData):
+    """CIFAR-10."""
+
+    name: Literal['cifar10'] = field('cifar10', 'images')
+    folder: str = field('', 'one with the published layout or archive; else $ATTNLAB_DATA/cifar10, else a download')
+    held_out: int = field(1000, 'training images to choose parameters by', least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar100Data(ImageData):
+    """CIFAR-100."""
+
+    name: Literal['cifar100'] = field('cifar100', 'images')
+    folder: str = field('', 'one with the published layout or archive; else $ATTNLAB_DATA/cifar100, else a download')
+    held_out: int = field(1000, 'training images to choose parameters by', least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsData(ImageData):
+    """Digits drawn by a program."""
+
+    name: Literal['digits'] = field('digits', 'images')
+    train_examples: int = field(12_000, 'images to train on', least=1)
+    test_examples: int = field(1000, 'images of each other split', least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFiles(ImageData):
+    """Images in .npz files: images uint8 [n, height, width, channels] and labels [n]."""
+
+    name: Literal['files'] = field('files', 'images')
+    train: str = field('', '.npz file to train on: --config.data.train=FILE')
+    test: str = field('', '.npz file to score')
+    held_out: int = field(1000, 'training images to choose parameters by', least=1)
+    shape: tuple[int, int, int] = field((224, 224, 3), 'height, width and channels of an image', least=1)
+    classes: int = field(1000, 'number of classes', least=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VitConfig(BlockConfig):
+    """Vision Transformer (Dosovitskiy et al. 2021)."""
+
+    name: Literal['vit'] = field('vit', 'model')
+    image: tuple[int, int] = field((32, 32), 'height and width of the input; other images are resized', least=1)
+    patch: tuple[int, int] = field((4, 4), 'height and width of a token', least=1)
+    embedding: Literal['product', 'convolution', 'tokenizer'] = field(
+        'product', 'of patches, in two forms; tokenizer: convolutions (Hassani et al. 2021)'
+    )
+    convolutions: int = field(2, 'layers of the tokenizer', least=1)
+    channels: int = field(64, 'channels of its layers before the last', least=1)
+    positions: str = field('learned', 'position encoding', choices='attnlab.layers.positions:ENCODINGS')
+    rotary_base: float = field(100.0, 'base of the frequencies of rotary positions', above=1.0)
+    pool: Literal['mean', 'class', 'attention'] = field('mean', 'how tokens become one vector')
+    registers: int = field(0, 'tokens of no place (Darcet et al. 2024)', least=0)
+
+    def check(self) -> None:
+        super().check()
+        check_depth('convolutions', self.convolutions)
+        if self.mixer != 'attention' or self.window:
+            raise UserError(
+                f"mixer is {self.mixer!r} and window {self.window}; an image is no sequence, expected 'attention' and 0"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig(Section):
+    """Residual network (He et al. 2016)."""
+
+    name: Literal['resnet'] = field('resnet', 'model')
+    image: tuple[int, int] = field((32, 32), 'height and width of the input; other images are resized', least=1)
+    width: int = field(16, 'channels of the first stage', least=1)
+    blocks: int = field(3, 'blocks of each of three stages', least=1)
+
+    def check(self) -> None:
+        check_depth('blocks', self.blocks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig(RunConfig):
+    """Images that a model classifies."""
+
+    task: str = field('vision', 'task')
+    data: Cifar10Data | Cifar100Data | DigitsData | ImageFiles = field(Cifar10Data(), 'images')
+    model: VitConfig | ResNetConfig = field(VitConfig(), 'image model')
+
+
+VIT_SIZES: dict[str, dict[str, Any]] = {
+    'Ti': dict(layers=12, width=192, heads=3),  # Touvron et al. 2021
+    'S': dict(layers=12, width=384, heads=6),
+    'B': dict(layers=12, width=768, heads=12),  # Dosovitskiy et al. 2021, table 1
+    'L': dict(layers=24, width=1024, heads=16),
+    'H': dict(layers=32, width=1280, heads=16),
+    'CIFAR-S': dict(layers=6, width=256, heads=4),  # for images of 32 x 32
+    'CIFAR-Ti': dict(layers=4, width=96, heads=3),
+}
