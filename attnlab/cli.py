@@ -91,7 +91,7 @@ def _dispatch(argv: list[str]) -> int | None:
 
 
 def _train(given: argparse.Namespace) -> int | None:
-    from attnlab import config as configs
+    from attnlab import configs
 
     config = configs.load(given.config, given.overrides)
     workdir = Path(given.workdir)
@@ -209,7 +209,7 @@ def _attend(given: argparse.Namespace) -> None:
 
 
 def _count(given: argparse.Namespace) -> None:
-    from attnlab import config as configs
+    from attnlab import configs
 
     config = configs.load(given.config, given.overrides)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.errors import UserError
 
 EXPERIMENT = """

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.data.images import CLASSES, LAYOUTS
 from attnlab.sweeps import points
 from attnlab.train import run

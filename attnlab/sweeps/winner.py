@@ -8,8 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab import config as configs
-from attnlab import files
+from attnlab import configs, files
 from attnlab.errors import UserError
 from attnlab.report.sweep import spread
 from attnlab.report.values import described

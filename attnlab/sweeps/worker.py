@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.errors import Pruned, RunError, Stopped, UserError
 from attnlab.report.values import cropped, shown
 from attnlab.sweeps import board as boards

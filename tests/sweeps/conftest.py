@@ -13,7 +13,7 @@ from tests.quick import QUICK
 
 EXPERIMENT = '''
 """The grammar experiment cut down to a second or two."""
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.sweeps import chained, grid, product, zipped
 
 TINY = {tiny!r}
@@ -40,7 +40,7 @@ def experiment(tmp_path):
 
 LANGUAGE = '''
 """A language model that is compiled in a second."""
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.sweeps import grid
 
 FIELDS = {fields!r}

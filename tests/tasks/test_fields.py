@@ -5,8 +5,7 @@ import json
 import pytest
 from ml_collections import ConfigDict
 
-from attnlab import cli
-from attnlab import config as configs
+from attnlab import cli, configs
 from attnlab.errors import UserError
 from attnlab.sweeps import points
 from attnlab.tasks import fields

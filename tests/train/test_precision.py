@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from attnlab import config as configs
-from attnlab import tasks
+from attnlab import configs, tasks
 from attnlab.errors import RunError
 from attnlab.kernels.losses import Sums
 from attnlab.train import checkpoint, devices, loop, optimizer, precision

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from attnlab import config as configs
-from attnlab import tasks
+from attnlab import configs, tasks
 from attnlab.train import checkpoint, loop, metrics
 from tests.tasks.conftest import tiny_config
 
@@ -19,7 +18,7 @@ from tests.tasks.conftest import tiny_config
 DRIVER = """
 import hashlib, os, signal, sys, time
 from pathlib import Path
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.tasks import align
 from attnlab.train import run
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from attnlab import config as configs
-from attnlab import tasks
+from attnlab import configs, tasks
 from attnlab.train import checksum, loop, sharding
 from tests.tasks.conftest import LINES, tiny_language
 
