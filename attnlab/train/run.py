@@ -15,6 +15,7 @@ from attnlab import configs, files, tasks
 from attnlab.errors import RunError, UserError
 from attnlab.tasks.task import Params, Task
 from attnlab.train import checkpoint, devices, loop, memory, precision, processes
+from attnlab.train.setup import assemble
 
 
 class Run(NamedTuple):
@@ -29,8 +30,7 @@ class Run(NamedTuple):
 def check(config: Any) -> None:
     """Raises UserError for a config that cannot be trained on the devices of this process, with no data read."""
     tasks.module(config).check(config)
-    loop.recipe(config, examples=1)  # whatever the data
-    loop.layout_of(config)
+    assemble(config, examples=1)  # whatever the data
 
 
 def train(
@@ -82,7 +82,7 @@ def _prepared(config: Any, workdir: Path, profile: tuple[int, int] | None) -> tu
     params = _started(config) if config.get('start') and not found.steps else None
     task = _built(config, workdir if found.steps else None)
     memory.check(config, task)
-    if profile is not None and profile[1] > (total := loop.plan(config, task.examples).total):
+    if profile is not None and profile[1] > (total := assemble(config, task.examples).durations.total):
         raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
     return found, task, params
 
