@@ -15,18 +15,18 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from attnlab.configs import fields
+from attnlab.configs.tasks import config_class
 from attnlab.errors import UserError
 
 
 def module(config: Any) -> ModuleType:
     """The task that a config names.
 
-    Every command comes here before it reads any other field, so this is where `fields.check` raises UserError for an
+    Every command comes here before it reads any other field, so this is where `typed` raises UserError for an
     unknown or missing field and for a value of another type.
     """
-    from attnlab.tasks import fields
-
-    fields.check(config)
+    fields.typed(config_class(config.get('task')), config)
     match config.task:
         case 'align':
             from attnlab.tasks import align

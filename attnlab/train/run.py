@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from attnlab import config as configs
-from attnlab import files, tasks
+from attnlab import configs, files, tasks
 from attnlab.errors import RunError, UserError
 from attnlab.tasks.task import Params, Task
 from attnlab.train import checkpoint, devices, loop, memory, precision, processes

@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from attnlab import config as configs
-from attnlab import environment, tasks
+from attnlab import configs, environment, tasks
 from attnlab.errors import RunError, UserError
 from attnlab.train import checkpoint, loop, memory, run
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab import config as configs
-from attnlab import tasks
+from attnlab import configs, tasks
 from attnlab.configs.language import LanguageConfig, LanguageModelConfig
 from attnlab.errors import RunError
 from attnlab.kernels.losses import Sums

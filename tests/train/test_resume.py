@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.train import metrics
 from tests.tasks.conftest import tiny_config
 from tests.train.helpers import newest_of
@@ -19,7 +19,7 @@ from tests.train.helpers import newest_of
 DRIVER = """
 import hashlib, os, signal, sys, time
 from pathlib import Path
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.tasks import align
 from attnlab.train import run
 

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from attnlab import config as configs
 from attnlab import tasks
-from attnlab.train import checksum, sharding
+from attnlab.train import sharding
 from attnlab.train.setup import assemble
-from tests.tasks.conftest import LINES, tiny_language
+from tests.tasks.conftest import tiny_language
 
 STEPS = 5
 SGD = dict(optimizer__name='sgd', optimizer__learning_rate='0.3', optimizer__warmup='1 steps', train__batch_size='16')
@@ -83,39 +82,6 @@ def test_parts_of_a_model_over_eight_devices(plain, tmp_path, mesh, quickly):
 @pytest.mark.parametrize('mesh', ['data=2,expert=4', slowly('fsdp=2,expert=2,tensor=2')])
 def test_experts_over_eight_devices(experts, tmp_path, mesh, quickly):
     same(experts, language(tmp_path, EXPERTS, mesh))
-
-
-# Rules
-
-CHAR, SMALL = 'experiments/language/shakespeare_char.py', 'experiments/vision/cifar10_small.py'
-MODELS = [
-    ('experiments/align/grammar_gru.py', {}),
-    ('experiments/align/grammar_gru.py', {'model.cell': 'lstm', 'model.encoder_layers': '2'}),
-    ('experiments/align/rnnsearch.py', {}),
-    ('experiments/align/rnnsearch.py:fixed', {}),
-    ('experiments/align/grammar_transformer.py', {'model.positions': 'relative'}),
-    (f'{CHAR}:today', {'model.tied': 'false', 'model.use_bias': 'true', 'model.qk_norm': 'l2'}),
-    (f'{CHAR}:gru', {}),
-    (f'{CHAR}:convolution', {'model.use_bias': 'true'}),
-    (f'{CHAR}:experts', {'model.shared_expert': 'true', 'model.use_bias': 'true', 'model.sinks': 'true'}),
-    (f'{CHAR}:grouped', {'model.positions': 'relative'}),
-    ('experiments/language/mixtral_8x7b.py', {}),
-    (SMALL, {}),
-    (f'{SMALL}:vit', {'model.pool': 'class', 'model.registers': '2', 'model.qk_norm': 'rms'}),
-    (f'{SMALL}:resnet', {}),
-    ('experiments/vision/imagenet_b16.py', {'model.embedding': 'convolution'}),
-]
-@pytest.mark.parametrize(('spec', 'changes'), MODELS, ids=range(len(MODELS)))
-def test_rules_cover_every_parameter_and_divide_every_matrix(spec, changes, tmp_path):
-    (tmp_path / 'input.txt').write_text('\n'.join(LINES))
-    folder = {'data.folder': str(tmp_path)} if spec.startswith(CHAR) else {}
-    config = configs.load(spec, list((changes | folder).items()))
-    params = tasks.module(config).outline(config, None, False).params
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        name = checksum.path(keys)
-        even = sharding.divided(name, tuple(8 * size for size in leaf.shape), {'fsdp': 2, 'tensor': 2, 'expert': 2})
-        if name.endswith(('kernel', 'embedding', 'table')) and 'relative_bias' not in name:
-            assert 'fsdp' in even, name
 
 
 @pytest.mark.parametrize(('path', 'shape', 'spec'), [

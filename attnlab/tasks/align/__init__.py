@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import files
-from attnlab.config import check_common
 from attnlab.data import batches, grammar
 from attnlab.data.alignments import Link, write_links
 from attnlab.data.vocabulary import PAD, Vocabulary
@@ -31,7 +30,6 @@ READINGS = {'emit': 0, 'shifted': 1}
 
 def check(config: Any) -> None:
     """Raises UserError for values that no model or corpus can be made of, before anything is read or written."""
-    check_common(config)
     corpus.check(config.data)
     check_model(config)
     if config.decode.beams < 1:

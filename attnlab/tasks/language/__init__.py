@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.config import check_common
 from attnlab.data import rows
 from attnlab.data.rows import ALL, IGNORE, Rows
 from attnlab.data.tokens import Tokens
@@ -34,7 +33,6 @@ EVALUATED = 8192
 
 def check(config: Any) -> None:
     """Raises UserError for values that no model or text can be made of, before anything is read or written."""
-    check_common(config)
     corpus.check(config.data)
     check_model(config)
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import files
-from attnlab.config import check_common
 from attnlab.data.images import Images
 from attnlab.kernels import axes
 from attnlab.kernels.losses import Sums, cross_entropy
@@ -33,7 +32,6 @@ NONE = -1
 
 def check(config: Any) -> None:
     """Raises UserError for values that no model or images can be made of, before anything is read or written."""
-    check_common(config)
     corpus.check(config.data)
     check_model(config)
 
