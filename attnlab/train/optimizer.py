@@ -1,20 +1,23 @@
 """The optimizer and its schedule, from a config."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from attnlab import parameters
 from attnlab.configs.run import OptimizerConfig
 from attnlab.train import checksum
 
-Schedule = Callable[[Any], Any]
+Number = jax.Array | np.floating | float
+"""Traced or not."""
+
+Schedule = optax.Schedule
 """The learning rate of step i, i from 0, as a part of its peak."""
 
-Optimize = Callable[[Any, Any], optax.GradientTransformation]
+Optimize = Callable[[Number, Number], optax.GradientTransformation]
 """(learning rate, weight decay) of a step, traced or not -> what makes its updates; its state depends on neither."""
 
 
@@ -44,11 +47,11 @@ def build(config: OptimizerConfig) -> Optimize:
     direction = optax.scale_by_adam(b2=config.b2) if config.name == 'adam' else optax.identity()
     decay = config.layer_decay
 
-    def optimize(rate: Any, weight_decay: Any) -> optax.GradientTransformation:
+    def optimize(rate: Number, weight_decay: Number) -> optax.GradientTransformation:
         parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
         parts.append(direction)
         if config.weight_decay:
-            parts.append(optax.add_decayed_weights(weight_decay, mask=decayed))
+            parts.append(optax.add_decayed_weights(weight_decay, mask=decayed))  # pyright: ignore[reportArgumentType]
         if decay < 1.0:
             parts.append(optax.stateless(lambda updates, _: by_depth(updates, decay)))
         return optax.chain(*parts, optax.scale(-rate))
@@ -76,6 +79,6 @@ def by_depth(updates: optax.Updates, decay: float) -> optax.Updates:
     return tree.unflatten(scaled(path, leaf) for path, leaf in leaves)
 
 
-def decayed(params: optax.Params) -> Any:
+def decayed(params: optax.Params) -> optax.Params:
     """Whether weight decay applies, for each parameter of a tree."""
     return jax.tree_util.tree_map_with_path(lambda keys, x: parameters.is_decayed(checksum.path(keys), x.ndim), params)
