@@ -349,7 +349,7 @@ def _run(
             settle()
             if evaluating:
                 with clock.spend('evaluate'):
-                    scores = processes.agreed(layout.use(task.evaluate, state.used))
+                    scores = processes.agreed(layout.use(task.validate, state.used))
                 for key, value in scores.items():  # the step before may have spoilt the parameters with a finite loss
                     if not math.isfinite(value):
                         raise RunError(f'step {step}: the {key} is {value} when evaluated; {_advice(manager)}')

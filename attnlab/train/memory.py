@@ -1,25 +1,27 @@
 """Whether a config can fit into memory, from shapes alone, before anything is compiled."""
 
-from typing import Any
-
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
-from attnlab import environment, tasks
+from attnlab import environment
+from attnlab.configs import config_dict
 from attnlab.errors import UserError
-from attnlab.tasks.task import Task
+from attnlab.tasks.task import Outlined, Task
 from attnlab.train import cost, devices, loop, traffic
 
 
-def check(config: Any, task: Task) -> None:
-    """Raises UserError for a state or a batch that is larger than the memory for it.
+def check(task: Task) -> None:
+    """Raise UserError for a state or a batch that is larger than the memory for it.
 
     The state is the parameters, the optimizer's state and one gradient.  Activations come on top: a config that passes
     may still not fit.  Without this check XLA ends the process, or waits for memory without an end.
     """
+    config = config_dict(task.config)
     layout = loop.layout_of(config)
     # Not a batch itself: its order alone may be larger than the memory.
-    batch = cost.tree_bytes(tasks.module(config).outline(config, 1, False).batch) * config.train.batch_size
+    rows = task.outline(1, False).batch if isinstance(task, Outlined) else ()
+    batch = cost.tree_bytes(rows) * task.config.train.batch_size
     state = _state_bytes(config, task, layout)
     device = jax.local_devices()[0]
     if device.platform == 'cpu':  # all CPU devices share the host's memory
@@ -34,7 +36,7 @@ def check(config: Any, task: Task) -> None:
         raise UserError(f'{came}; {where} {_size(room)} of memory; {wanted}')
 
 
-def _state_bytes(config: Any, task: Task, layout: devices.Layout) -> int:
+def _state_bytes(config: ConfigDict, task: Task, layout: devices.Layout) -> int:
     """Bytes on one device of a state and a gradient."""
     state = layout.stored(jax.eval_shape(loop.starter(config, task), np.uint32(0), None))
     return traffic.bytes_of_one(state) + traffic.bytes_of_one(state.params)

@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
+from ml_collections import ConfigDict
 
 from attnlab import tasks
+from attnlab.configs import RunConfig, config_dict
+from attnlab.tasks.task import Outlined, able
 from attnlab.train import devices, loop, precision
 
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
@@ -26,7 +29,7 @@ class Sent(NamedTuple):
     bytes: int
 
 
-def count(config: Any, mesh: str) -> tuple[dict[str, int], list[Sent]]:
+def count(config: RunConfig | ConfigDict, mesh: str) -> tuple[dict[str, int], list[Sent]]:
     """The bytes that lie on one device, by name, and the collectives of a step, as XLA divides it for CPUs.
 
     The step is the gradient of the sum of all logits for one (micro-)batch, and the optimizer's update.  Compilers for
@@ -35,13 +38,12 @@ def count(config: Any, mesh: str) -> tuple[dict[str, int], list[Sent]]:
 
     Raises UserError for a mesh that does not divide the batch.
     """
-    kind = tasks.module(config)
-    kind.check_model(config)
-    _, _, optimize = loop.recipe(config, examples=1)  # which also checks the numbers below
-    rows = config.train.batch_size // config.train.accumulate
+    task = tasks.task_of(config)
+    outline = able(task, Outlined, 'have a model that can be counted').outline(None, False)
+    _, _, optimize = loop.recipe(config_dict(task.config), examples=1)
+    ema, scaled = task.config.train.ema, precision.asked(config_dict(task.config))
+    rows = task.config.train.batch_size // task.config.train.accumulate
     found = devices.mesh_of(mesh, rows)
-    outline = kind.outline(config, None, False)
-    ema, scaled = config.train.get('ema', 0.0), precision.asked(config)
 
     def started(params: Any) -> loop.State:
         return loop.initial(lambda rng: params, optimize, 0, ema=ema, scaled=scaled)

@@ -62,8 +62,11 @@ def attends(config: Any) -> bool:
 
 
 def _init(model: Any) -> Callable[[jax.Array], Any]:
-    tokens = jnp.ones((1, 2), jnp.int32)
-    return lambda rng: model.init(rng, tokens, tokens)['params']
+    def init(rng: jax.Array) -> Any:
+        tokens = jnp.ones((1, 2), jnp.int32)
+        return model.init(rng, tokens, tokens)['params']
+
+    return init
 
 
 def _forward(model: Any, params: Any, source: Any, inputs: Any, rng: Any) -> Any:

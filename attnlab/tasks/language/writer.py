@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import environment
-from attnlab.config import check_seed
 from attnlab.data.tokens import Subwords, Tokens
 from attnlab.data.vocabulary import warn_of_unknown
 from attnlab.decode import cache
@@ -46,7 +45,8 @@ def write(
     for name, number in (('tokens', tokens), ('samples', samples)):
         if number < 1:
             raise UserError(f'{name} is {number}; expected at least 1')
-    check_seed(seed)
+    if not 0 <= seed < 2**32:  # a key of JAX takes 32 bits
+        raise UserError(f'seed is {seed}; expected 0 to {2**32 - 1}')
     ids = start(vocabulary, prompt, documents)
     end = vocabulary.marks[1] if documents and vocabulary.marks else None
     _check_memory(model, params, samples, len(ids) + tokens)
