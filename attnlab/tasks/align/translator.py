@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attnlab.configs.align import max_tokens
 from attnlab.data.batches import Rows, pad, plan, width_of
 from attnlab.data.vocabulary import BOS, EOS, PAD
 from attnlab.decode.beam import Beams, beam_search
@@ -16,7 +17,7 @@ from attnlab.decode.sampling import check_tokens
 from attnlab.errors import UserError
 from attnlab.kernels import axes
 from attnlab.kernels.losses import cross_entropy
-from attnlab.tasks.align.models import Model, most_tokens
+from attnlab.tasks.align.models import Model
 from attnlab.tasks.task import Params
 
 
@@ -63,7 +64,7 @@ def make(
         return axes.whole((cross_entropy(logits, labels, padding=PAD), weights))
 
     def begin(params: Params, source: jax.Array) -> tuple[int, Any, Any]:
-        limit, source = most_tokens(source.shape[1]), axes.spread(source)
+        limit, source = max_tokens(source.shape[1]), axes.spread(source)
         return limit, model.start(params, source, limit), partial(model.step, params, limit)
 
     @jax.jit
@@ -84,7 +85,7 @@ def make(
 
 def _batches(translator: Translator, lengths: Sequence[int], batch_size: int | None = None) -> list[Rows]:
     """UserError for a sentence that has more tokens than the model has positions."""
-    widest = most_tokens(width_of(max(lengths, default=1), translator.widths))
+    widest = max_tokens(width_of(max(lengths, default=1), translator.widths))
     if translator.longest is not None and widest > translator.longest:
         came = f'a sentence of {max(lengths)} tokens needs room for {widest}'
         raise UserError(f'{came}; the model has {translator.longest} learned positions')

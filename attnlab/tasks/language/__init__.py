@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.config import check_common
+from attnlab.configs import LanguageConfig
+from attnlab.configs.fields import typed
 from attnlab.data import rows
 from attnlab.data.rows import ALL, IGNORE, Rows
 from attnlab.data.tokens import Tokens
@@ -63,14 +65,7 @@ def outline(config: Any, layers: int | None, active: bool) -> Outline:
 
 def build_model(config: Any, size: int) -> LanguageModel:
     """The model of a config for a vocabulary of the given size."""
-    model = config.model
-    if model.name != 'language':
-        raise UserError(f"model.name is {model.name!r}; expected 'language'")
-    transformer.check(model)
-    return LanguageModel(
-        size, model.width, model.layers, model.context, transformer.recipe(model), transformer.added(model),
-        model.tied, model.scan, model.remat,
-    )  # fmt: skip
+    return LanguageModel(size, typed(LanguageConfig, config).model)
 
 
 def _init(model: LanguageModel) -> Callable[[jax.Array], Params]:

@@ -46,7 +46,7 @@ def check_model(config: Any) -> None:
 
 def build_model(config: Any) -> models.Model:
     """The model of a config."""
-    return models.build(config.model, corpus.classes(config.data), corpus.shape(config.data)[-1])
+    return models.build(config, corpus.classes(config.data), corpus.shape(config.data)[-1])
 
 
 def outline(config: Any, layers: int | None, active: bool) -> Outline:

@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attnlab.configs import ResNetConfig, VisionConfig
+from attnlab.configs.fields import typed
 from attnlab.errors import UserError
 from attnlab.models.maps import attention_maps
 from attnlab.models.resnet import ResNet
-from attnlab.tasks import transformer, vit
+from attnlab.models.vision import VisionTransformer
+from attnlab.tasks import transformer
 from attnlab.tasks.vision.corpus import Scale
 
 
@@ -33,30 +36,16 @@ class Model(NamedTuple):
     reader: int | None
 
 
-def check(model: Any) -> None:
-    """Raises UserError for fields of no model."""
-    match model.name:
-        case 'vit':
-            vit.check(model)
-        case 'resnet':
-            vit.check_size(model, 'image')
-            transformer.check_depth(model, 'blocks')
-            if model.width < 1:
-                raise UserError(f'model.width is {model.width}; expected 1 or more')
-        case name:
-            raise UserError(f"model.name is {name!r}; expected 'vit' or 'resnet'")
-
-
-def build(model: Any, classes: int, channels: int) -> Model:
+def build(config: Any, classes: int, channels: int) -> Model:
     """The model of a config for images of so many channels; UserError for values that make none."""
-    check(model)
-    image = tuple(model.image)
-    if model.name == 'resnet':
-        made = ResNet(classes, model.width, model.blocks)
+    model = typed(VisionConfig, config).model
+    image = model.image
+    if isinstance(model, ResNetConfig):
+        made = ResNet(classes, model)
         forward = lambda params, images, rng: (made.apply({'params': params}, images), {})
         found = Model(_init(made, (*image, channels)), forward, lambda params, images: {}, image, (1, 1), 0, None)
     else:
-        made = vit.build(model, classes)
+        made = VisionTransformer(classes, model)
 
         def forward(params: Any, images: Any, rng: Any) -> Any:
             noise: dict[str, Any] = {} if rng is None else {'deterministic': False, 'rngs': {'dropout': rng}}
@@ -70,9 +59,9 @@ def build(model: Any, classes: int, channels: int) -> Model:
             grid = made.grid
         except ValueError as error:
             raise UserError(f'model: {error}') from None
-        reader = made.prefix - 1 if made.pool == 'class' else None
+        reader = made.prefix - 1 if model.pool == 'class' else None
         found = Model(_init(made, (*image, channels)), forward, maps, image, grid, made.prefix, reader)
-    transformer.try_init(model, found.init)
+    transformer.try_init(config.model, found.init)
     return found
 
 
