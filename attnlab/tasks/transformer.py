@@ -1,19 +1,16 @@
-"""The config fields of a Transformer, and the recipe they make: one place for every task that has one.
+"""The config fields of a Transformer: one place for every task that has one.
 
     config.model = transformer.fields(name='language', width=128, heads=4, qk_norm='rms')
 
-Nothing heavy is imported before a recipe is made, so experiments may import this module.
+Nothing heavy is imported with it, so experiments may import this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from attnlab.errors import UserError
-
-if TYPE_CHECKING:
-    from attnlab.layers.block import Recipe
 
 BLOCKS: dict[str, Any] = dict(
     layers=4,
@@ -57,94 +54,10 @@ FIELDS: dict[str, Any] = BLOCKS | dict(
 )
 """What a model of text has."""
 
-DEEPEST = 1000
-"""Layers outside of a scan: tracing takes about 10 ms a layer, several times."""
-
-DEEPEST_SCAN = 100_000
-"""Layers in a scan, each of which has a drop rate of its own."""
-
-_POSITIONS = ('learned', 'sinusoidal', 'rotary', 'alibi', 'relative', 'none')
-_DTYPES = ('float32', 'bfloat16', 'float16')
-_MLPS = ('relu', 'gelu', 'gelu_tanh', 'swiglu', 'geglu', 'reglu')
-_IMPLEMENTATIONS = ('auto', 'dense', 'blockwise', 'cudnn', 'splash', 'xla')
-
 
 def fields(**changes: Any) -> dict[str, Any]:
     """All fields of a Transformer of text, with some changed or, such as `name`, added."""
     return {**FIELDS, **changes}
-
-
-def check(model: Any) -> None:
-    """Raises UserError for a value that no field can have; what does not fit together is the model's to say."""
-    check_blocks(model)
-    for name in ('context', 'taps'):
-        if model[name] < 1:
-            raise UserError(f'model.{name} is {model[name]}; expected 1 or more')
-    if model.context >= 2**31:
-        raise UserError(f'model.context is {model.context}; expected less than {2**31}: positions are 32-bit integers')
-    if model.window < 0:
-        raise UserError(f'model.window is {model.window}; expected 0 or more')
-    check_names(model, positions=_POSITIONS)
-    if model.mixer != 'attention' and model.positions in ('rotary', 'alibi', 'relative'):
-        raise UserError(f'model.positions is {model.positions!r}, which turns attention, and model.mixer has none')
-
-
-def check_blocks(model: Any) -> None:
-    """`check` for the fields in `BLOCKS`."""
-    for name in ('width', 'heads', 'active'):
-        if model[name] < 1:
-            raise UserError(f'model.{name} is {model[name]}; expected 1 or more')
-    check_depth(model, 'layers', model.scan)
-    for name in ('kv_heads', 'head_width', 'mlp_width', 'experts', 'capacity_factor', 'load_balance', 'router_z',
-                 'init'):  # fmt: skip
-        if model[name] < 0:
-            raise UserError(f'model.{name} is {model[name]}; expected 0 or more')
-    for name in ('dropout', 'attention_dropout', 'layer_drop'):
-        if not 0.0 <= model[name] < 1.0:
-            raise UserError(f'model.{name} is {model[name]}; expected 0 <= rate < 1')
-    check_names(model, dtype=_DTYPES, qk_norm=('none', 'rms', 'l2'), mlp=_MLPS, implementation=_IMPLEMENTATIONS)
-    if model.rotary_base <= 1.0:
-        raise UserError(f'model.rotary_base is {model.rotary_base}; expected more than 1')
-
-
-def check_depth(model: Any, name: str, scan: bool = False) -> None:
-    """Raises UserError for more layers than can be traced; in a scan the layers are traced once."""
-    most = DEEPEST_SCAN if scan else DEEPEST
-    if not 1 <= model[name] <= most:
-        more = '' if scan or name != 'layers' else f', or up to {DEEPEST_SCAN} with model.scan'
-        raise UserError(f'model.{name} is {model[name]}; expected 1 to {most}{more}')
-
-
-def check_names(model: Any, **known: Sequence[str]) -> None:
-    """Raises UserError for a field whose value is none of its known ones."""
-    for name, values in known.items():
-        if model[name] not in values:
-            raise UserError(f'model.{name} is {model[name]!r}; expected one of {", ".join(values)}')
-
-
-def recipe(model: Any) -> Recipe:
-    """The recipe of the blocks; what models of text alone have is read where it is there."""
-    import jax.numpy as jnp
-
-    from attnlab.layers.block import Recipe
-    from attnlab.layers.multihead import Rotary
-
-    return Recipe(
-        model.heads, model.kv_heads or None, model.head_width or None, model.get('mixer', 'attention'),
-        model.get('taps', 1), None if model.qk_norm == 'none' else model.qk_norm,
-        Rotary(model.rotary_base) if model.positions == 'rotary' else None,
-        model.sinks, model.positions == 'alibi', model.positions == 'relative', model.get('window') or None,
-        model.norm, model.order, model.parallel, model.mlp, model.mlp_width or None,
-        model.experts, model.active, model.capacity_factor or None, model.shared_expert, model.use_bias,
-        model.dropout, model.attention_dropout, model.layer_drop, model.scaled_init, model.init or None,
-        None if model.dtype == 'float32' else jnp.dtype(model.dtype),
-        None if model.implementation == 'auto' else model.implementation,
-    )  # fmt: skip
-
-
-def added(model: Any) -> Any:
-    """What is added to the embeddings for their positions."""
-    return model.positions if model.positions in ('learned', 'sinusoidal') else 'none'
 
 
 _TRIED: set[str] = set()

@@ -1,19 +1,15 @@
-"""The config fields of a Vision Transformer, and the model they make; sizes by name.
+"""The config fields of a Vision Transformer, and sizes by name.
 
     config.model = vit.fields(**vit.SIZES['S'], name='vit', image=(224, 224), patch=(16, 16))
 
-Nothing heavy is imported before a model is made, so experiments may import this module.
+Nothing heavy is imported with it, so experiments may import this module.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attnlab.errors import UserError
 from attnlab.tasks import transformer
-
-if TYPE_CHECKING:
-    from attnlab.models.vision import VisionTransformer
 
 FIELDS: dict[str, Any] = transformer.BLOCKS | dict(
     image=(32, 32),  # height and width that the model sees; images of another size are resized
@@ -41,39 +37,3 @@ SIZES: dict[str, dict[str, Any]] = {
 def fields(**changes: Any) -> dict[str, Any]:
     """All fields of a Vision Transformer, with some changed or, such as `name`, added."""
     return {**FIELDS, **changes}
-
-
-def check(model: Any) -> None:
-    """Raises UserError for a value that no field can have; what does not fit together is the model's to say."""
-    transformer.check_blocks(model)
-    for name in ('image', 'patch'):
-        check_size(model, name)
-    if model.registers < 0:
-        raise UserError(f'model.registers is {model.registers}; expected 0 or more')
-    transformer.check_names(
-        model, embedding=('product', 'convolution', 'tokenizer'), pool=('mean', 'class', 'attention'),
-        positions=('learned', 'sinusoidal', 'rotary', 'none'),
-    )  # fmt: skip
-    transformer.check_depth(model, 'convolutions')
-    if model.channels < 1:
-        raise UserError(f'model.channels is {model.channels}; expected 1 or more')
-
-
-def check_size(model: Any, name: str) -> None:
-    """Raises UserError for what is no (height, width)."""
-    if len(model[name]) != 2 or min(model[name]) < 1:
-        raise UserError(f'model.{name} is {model[name]}; expected a height and a width of 1 or more')
-
-
-def build(model: Any, classes: int) -> VisionTransformer:
-    """The model of its fields."""
-    import dataclasses
-
-    from attnlab.models.vision import VisionTransformer
-
-    recipe = dataclasses.replace(transformer.recipe(model), rotary=None)  # the model turns by row and column
-    return VisionTransformer(
-        classes, tuple(model.image), tuple(model.patch), model.width, model.layers, recipe, model.embedding,
-        (model.channels,) * (model.convolutions - 1), model.positions, model.rotary_base, model.pool, model.registers,
-        model.scan, model.remat,
-    )  # fmt: skip

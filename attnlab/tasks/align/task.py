@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import files
-from attnlab.configs import AlignConfig, GrammarPairs, PairFiles, RunConfig, TranslatorConfig, config_dict
+from attnlab.configs import AlignConfig, GrammarPairs, PairFiles, RunConfig, TranslatorConfig
 from attnlab.data import batches
 from attnlab.data.alignments import Link, write_links
 from attnlab.data.pairs import Pairs
@@ -46,24 +46,22 @@ class AlignTask:
         self._check_model()
 
     def _check_model(self) -> None:
-        check_init(self.config.model, models.build(config_dict(self.config), 5, 5).init)
+        check_init(self.config.model, models.build(self.config.model, 5, 5).init)
 
     def outline(self, layers: int | None, active: bool) -> Outline:
         """One pair of sentences of the largest width, with vocabularies of the configured size."""
         self._check_model()
-        config, size, T = self.config, self.config.data.vocabulary_size, self.config.data.widths[-1]
-        transformer = isinstance(config.model, TranslatorConfig)
-        if isinstance(config.model, TranslatorConfig):
-            first = dataclasses.replace(config.model, alignment_layer=1)
-            config = dataclasses.replace(config, model=blocks.outlined(first, layers, active))
-        model = models.build(config_dict(config), size, size)
+        config, size, T = self.config.model, self.config.data.vocabulary_size, self.config.data.widths[-1]
+        if isinstance(config, TranslatorConfig):
+            config = blocks.outlined(dataclasses.replace(config, alignment_layer=1), layers, active)
+        model = models.build(config, size, size)
         params = jax.eval_shape(model.init, jax.random.key(0))
         tokens = jax.ShapeDtypeStruct((1, T), jnp.int32)
         state = jax.eval_shape(lambda params, source: model.start(params, source, T), params, tokens)
         return Outline(
             f'{T} source and {T} target tokens, vocabularies {size}', 2 * T, params, (tokens, tokens),
             lambda params, source, inputs: model.forward(params, source, inputs, None)[0],
-            state['cache']['decoder'] if transformer else None,
+            state['cache']['decoder'] if isinstance(config, TranslatorConfig) else None,
         )  # fmt: skip
 
     # Data
@@ -109,7 +107,7 @@ class AlignTask:
 
     @cached_property
     def model(self) -> models.Model:
-        return models.build(config_dict(self.config), *(each.size for each in self.vocabularies))
+        return models.build(self.config.model, *(each.size for each in self.vocabularies))
 
     @cached_property
     def translator(self) -> Translator:
@@ -152,7 +150,7 @@ class AlignTask:
         found |= {'loss': nll / count, 'perplexity': perplexity(nll / count)}
         if isinstance(data, GrammarPairs):
             found['exact_match'] = scores.exact_match(outputs, pairs.target, target_language)
-        links = self._links(weights, encoded, self.model.layer) if models.attends(self.config) else None
+        links = self._links(weights, encoded, self.model.layer) if models.attends(self.config.model) else None
         if links and pairs.links is not None:
             inverted = corpus.inversions(data, split, self.config.seed)
             found |= scores.alignment_scores(links, pairs.links, inverted)

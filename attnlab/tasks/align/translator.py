@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attnlab.configs.align import max_tokens
 from attnlab.data.batches import Rows, pad, plan, width_of
 from attnlab.data.vocabulary import BOS, EOS, PAD
 from attnlab.decode.beam import Beams, beam_search
@@ -16,7 +17,7 @@ from attnlab.decode.sampling import check_tokens
 from attnlab.errors import UserError
 from attnlab.kernels import axes
 from attnlab.kernels.losses import Sums, cross_entropy
-from attnlab.tasks.align.models import Model, most_tokens
+from attnlab.tasks.align.models import Model
 from attnlab.tasks.task import Params
 
 Sentences = Sequence[list[int]]
@@ -107,12 +108,12 @@ class Translator:
 
     def _begin(self, params: Params, source: jax.Array) -> tuple[int, Any, partial[Any]]:
         """Largest number of tokens, first state and step function of a decoding."""
-        limit, source = most_tokens(source.shape[1]), axes.spread(source)
+        limit, source = max_tokens(source.shape[1]), axes.spread(source)
         return limit, self.model.start(params, source, limit), partial(self.model.step, params, limit)
 
     def _batches(self, lengths: Sequence[int], batch_size: int | None) -> list[Rows]:
         """Raises UserError for a sentence that has more tokens than the model has positions."""
-        needed, positions = most_tokens(width_of(max(lengths, default=1), self.widths)), self.model.longest
+        needed, positions = max_tokens(width_of(max(lengths, default=1), self.widths)), self.model.longest
         if positions is not None and needed > positions:
             came = f'a sentence of {max(lengths)} tokens needs room for {needed}'
             raise UserError(f'{came}; the model has {positions} learned positions')

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.configs import LanguageConfig, LanguageModelConfig, RunConfig, config_dict
+from attnlab.configs import LanguageConfig, RunConfig
 from attnlab.data import rows
 from attnlab.data.rows import ALL, IGNORE, Draw, Rows
 from attnlab.data.tokens import Tokens
@@ -21,7 +21,7 @@ from attnlab.kernels import axes
 from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.models.language import LanguageModel
 from attnlab.models.maps import attention_maps
-from attnlab.tasks import blocks, head_grid, transformer
+from attnlab.tasks import blocks, head_grid
 from attnlab.tasks.checks import check_init
 from attnlab.tasks.language import corpus, writer
 from attnlab.tasks.task import Outline, Params, perplexity
@@ -54,14 +54,14 @@ class LanguageTask:
         self._check_model()
 
     def _check_model(self) -> None:
-        check_init(self.config.model, _init(build_model(self.config.model, 5)))
+        check_init(self.config.model, _init(LanguageModel(5, self.config.model)))
 
     def outline(self, layers: int | None, active: bool) -> Outline:
         """One row of `context` tokens."""
         self._check_model()
         size = corpus.vocabulary_size(self.config.data, self.config.seed)
         config = blocks.outlined(self.config.model, layers, active)
-        model, T = build_model(config, size), config.context
+        model, T = LanguageModel(size, config), config.context
         params = jax.eval_shape(_init(model), jax.random.key(0))
         cached = jax.eval_shape(lambda params: cache.start(model, params, 1, T), params)
         return Outline(
@@ -110,7 +110,7 @@ class LanguageTask:
 
     @cached_property
     def model(self) -> LanguageModel:
-        return build_model(self.config.model, self.vocabulary.size)
+        return LanguageModel(self.vocabulary.size, self.config.model)
 
     def init(self, rng: jax.Array) -> Params:
         return _init(self.model)(rng)
@@ -170,7 +170,7 @@ class LanguageTask:
         """Draw the attention of every layer and head over each text; UserError if one is longer than the context."""
         for text in texts:
             ids = writer.start(self.vocabulary, text, bool(self.config.data.documents))
-            if len(ids) > (context := self.model.context):
+            if len(ids) > (context := self.config.model.context):
                 raise UserError(f'the text has {len(ids)} tokens; expected at most {context}, the context of the model')
             tokens = jnp.asarray(ids, jnp.int32)[None]
             sown: Any = self.model.apply({'params': params}, tokens, mutable=['intermediates'])[1]
@@ -179,15 +179,6 @@ class LanguageTask:
             pieces = self.vocabulary.pieces(ids)
             folder = head_grid.figure_path(self.workdir or Path(), 'attend', text)
             head_grid.draw(folder, maps, {kind: (pieces, pieces) for kind in maps}, layer, head)
-
-
-def build_model(config: LanguageModelConfig, size: int) -> LanguageModel:
-    """The model for a vocabulary of the given size."""
-    model = config_dict(config)
-    return LanguageModel(
-        size, model.width, model.layers, model.context, transformer.recipe(model), transformer.added(model),
-        model.tied, model.scan, model.remat,
-    )  # fmt: skip
 
 
 def _init(model: LanguageModel):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import files
-from attnlab.configs import RunConfig, VisionConfig, VitConfig, config_dict
+from attnlab.configs import RunConfig, VisionConfig, VitConfig
 from attnlab.data.images import Images
 from attnlab.kernels import axes
 from attnlab.kernels.losses import Sums, cross_entropy
@@ -53,7 +53,7 @@ class VisionTask:
         if isinstance(config, VitConfig):
             config = blocks.outlined(config, layers, active)
         classes, C = corpus.classes(data), corpus.shape(data)[-1]
-        model = models.build(config_dict(config), classes, C)
+        model = models.build(config, classes, C)
         H, W = model.image
         tokens = model.prefix + model.grid[0] * model.grid[1]
         what = f'{H} x {W} pixels' + (f', {tokens} tokens' if isinstance(config, VitConfig) else '')
@@ -94,7 +94,7 @@ class VisionTask:
     @cached_property
     def model(self) -> models.Model:
         data = self.config.data
-        return models.build(config_dict(self.config.model), corpus.classes(data), corpus.shape(data)[-1])
+        return models.build(self.config.model, corpus.classes(data), corpus.shape(data)[-1])
 
     def init(self, rng: jax.Array) -> Params:
         return self.model.init(rng)
