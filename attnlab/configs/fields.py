@@ -27,6 +27,10 @@ LARGEST = 2**53
 T = TypeVar('T', bound='Section')
 
 
+REQUIRED = dataclasses.MISSING
+"""The default of a field that has none."""
+
+
 def field(
     default: Any,
     doc: str,
@@ -80,6 +84,11 @@ class Field(NamedTuple):
         """The dataclasses that a subsection may be an instance of; () for a value."""
         kinds = typing.get_args(self.kind) if isinstance(self.kind, types.UnionType) else (self.kind,)
         return tuple(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section))
+
+    @property
+    def by_name(self) -> dict[str, type[Section]]:
+        """The dataclasses of a subsection by the values of its field `name`."""
+        return {typing.get_args(typing.get_type_hints(one)['name'])[0]: one for one in self.sections}
 
     @property
     def required(self) -> bool:
@@ -142,7 +151,8 @@ def _completed(cls: type[Section], config: ConfigDict, above: str) -> Iterator[s
         if each.name not in config:
             if not each.required:
                 config[each.name] = config_dict(each.default) if each.sections else each.default
-                yield above + each.name
+                inner = present(config[each.name], f'{above}{each.name}.') if each.sections else [above + each.name]
+                yield from inner
         elif each.sections and isinstance(section := config[each.name], ConfigDict):
             yield from _completed(named(each, section, above), section, f'{above}{each.name}.')
 
@@ -191,7 +201,7 @@ def named(each: Field, config: Any, above: str) -> type[Section]:
     """The dataclass of a subsection: the only one, or the one whose `name` the config has; UserError for none."""
     if len(each.sections) == 1:
         return each.sections[0]
-    by_name = {typing.get_args(typing.get_type_hints(one)['name'])[0]: one for one in each.sections}
+    by_name = each.by_name
     name = config.get('name')
     if name is None:
         raise UserError(f'config has no {above}{each.name}.name; expected {listed(by_name)}')
@@ -213,7 +223,9 @@ def checked(each: Field, value: Any, above: str, load_choices: bool = True) -> A
     for one in value if isinstance(value, tuple) else [value]:
         if not _within(one, each.bounds):
             raise UserError(f'{where} is {value!r}; expected {_range(each)}')
-    return value if each.kind is not float else float(value)  # type: ignore[arg-type]
+    if isinstance(value, tuple) and typing.get_args(each.kind)[0] is float:
+        return tuple(float(one) for one in value)
+    return float(value) if each.kind is float else value  # type: ignore[arg-type]
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -4,7 +4,7 @@ import math
 import re
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
@@ -20,6 +20,7 @@ def override(cls: type[Section], config: ConfigDict, key: str, value: Any) -> No
     Raises UserError for a key that is no field, and for a value of another type or out of bounds.
     """
     section: Any = config
+    names: tuple[str, ...] = ()  # that the section may have
     *path, name = key.split('.')
     for depth, part in enumerate(path):
         field = _field(cls, part, key, config)
@@ -29,12 +30,15 @@ def override(cls: type[Section], config: ConfigDict, key: str, value: Any) -> No
             raise UserError(f'config.{above}{part} is a {kind}, not a section: there is no config.{key}')
         section = section[part]
         cls = named(field, section, above)
+        names = tuple(field.by_name) if len(field.sections) > 1 else ()
     field = _field(cls, name, key, config)
     if field.sections:
         fields = ', '.join(f'config.{key}.{inner}' for inner in section[name])
         raise UserError(f'config.{key} is a section, set one of its fields: {fields}')
     if isinstance(value, str):
         value = _parsed(key, value, field.kind)
+    if name == 'name' and names:
+        field = field._replace(kind=Literal[names])
     value = checked(field, value, key.removesuffix(name), load_choices=False)
     with section.ignore_type():  # a float may stand where the file has an int
         section[name] = value
