@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from attnlab import tasks
 from attnlab.configs import BlockConfig, RunConfig
 from attnlab.tasks.task import Outline, Outlined, able
-from attnlab.train.cost import compiler_flops, gradient_flops, product_flops, saved_bytes, tree_bytes, tree_size
+from attnlab.train.cost import compiler_flops, gradient_flops, product_flops, saved_bytes, size, tree_bytes, tree_size
 
 
 class Row(NamedTuple):
@@ -118,10 +118,4 @@ def table(what: str, rows: list[Row]) -> str:
 def _shown(value: float | None, unit: str) -> str:
     if value is None:
         return ''
-    if not unit:
-        return f'{value:,.0f}'
-    for prefix in ('', 'Ki', 'Mi', 'Gi', 'Ti'):
-        if abs(value) < 1024 or prefix == 'Ti':
-            return f'{value:,.{0 if prefix == "" else 1}f} {prefix}{unit}'
-        value /= 1024
-    raise AssertionError
+    return size(value) if unit == 'B' else f'{value:,.0f}'

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 from ml_collections import ConfigDict
@@ -16,6 +16,7 @@ from attnlab.configs import RunConfig
 from attnlab.errors import RunError, UserError
 from attnlab.tasks.task import Adapts, Params, Task, able
 from attnlab.train import checkpoint, devices, loop, memory, precision, processes
+from attnlab.train.setup import assemble
 
 
 class Run(NamedTuple):
@@ -33,23 +34,18 @@ def check(config: RunConfig | ConfigDict) -> Task:
     """
     task = tasks.task_of(config)
     task.check()
-    checked = configs.config_dict(task.config)
-    loop.recipe(checked, examples=1)  # checks the durations, whatever the data
-    loop.layout_of(checked)
+    assemble(task.config, examples=1)  # durations and devices, whatever the data
     return task
 
 
 def train(
     config: RunConfig | ConfigDict,
     workdir: Path,
-    *,
-    debug_nans: bool = False,
-    profile: tuple[int, int] | None = None,
-    watch: loop.Watch = lambda step, scores: None,
+    **options: Unpack[loop.Options],
 ) -> dict[str, float]:
     """Train a config in a directory, from its last checkpoint if it has one; return the last and the best scores.
 
-    debug_nans, profile, watch: as in `attnlab.train.loop.train`.
+    options: as in `attnlab.train.loop.train`.
 
     A run that has no checkpoint yet starts anew, also with another config.
 
@@ -57,19 +53,19 @@ def train(
     before anything is written.
     """
     # No process writes before all have read.
-    start = processes.in_all(lambda: _prepare(config, workdir, profile))
-    task, checked = start.task, configs.config_dict(start.task.config)
+    start = processes.in_all(lambda: _prepare(config, workdir, options.get('profile')))
+    task = start.task
     with ExitStack() as stack:
 
         def write() -> None:
             stack.enter_context(_locked(workdir))
             if _saved(workdir) != start.saved:
                 raise UserError(f'{workdir} was trained by another process in the meantime')
-            configs.save(checked, workdir / 'config.json')
+            configs.save(configs.config_dict(task.config), workdir / 'config.json')
             task.save(workdir)
 
         processes.by_first(write)
-        return loop.train(checked, task, workdir, start.params, debug_nans=debug_nans, profile=profile, watch=watch)
+        return loop.train(task.config, task, workdir, start.params, **options)
 
 
 class _Saved(NamedTuple):
@@ -92,16 +88,15 @@ def _prepare(config: RunConfig | ConfigDict, workdir: Path, profile: tuple[int, 
     task = check(config)
     checkpoint.folder_of(workdir)
     saved = _saved(workdir)
-    checked, params = configs.config_dict(task.config), None
+    params = None
     if saved.steps:
         if saved.config is not None:
-            configs.check_same(checked, configs.config_dict(task_in(workdir).config))
+            configs.check_same(configs.config_dict(task.config), configs.config_dict(task_in(workdir).config))
         task = tasks.task_of(task.config, workdir)
     elif task.config.start:
         params = _params_of_start(task)
-    examples = task.examples
-    memory.check(task)
-    if profile is not None and profile[1] > (total := loop.plan(checked, examples).total):
+    memory.check(task)  # after reading the data, for `examples`
+    if profile is not None and profile[1] > (total := assemble(task.config, task.examples).durations.total):
         raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
     return _Start(saved, task, params)
 

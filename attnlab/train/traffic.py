@@ -2,18 +2,23 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from attnlab import tasks
-from attnlab.configs import RunConfig, config_dict
-from attnlab.tasks.task import Outlined, able
-from attnlab.train import devices, loop, precision
+from attnlab.configs import RunConfig
+from attnlab.tasks.task import Batch, Outlined, Params, able
+from attnlab.train import devices
+from attnlab.train.cost import device_bytes
+from attnlab.train.setup import assemble
+from attnlab.train.step import State
 
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 
@@ -40,38 +45,34 @@ def count(config: RunConfig | ConfigDict, mesh: str) -> tuple[dict[str, int], li
     """
     task = tasks.task_of(config)
     outline = able(task, Outlined, 'have a model that can be counted').outline(None, False)
-    _, _, optimize = loop.recipe(config_dict(task.config), examples=1)
-    ema, scaled = task.config.train.ema, precision.asked(config_dict(task.config))
-    rows = task.config.train.batch_size // task.config.train.accumulate
-    found = devices.mesh_of(mesh, rows)
+    train = replace(task.config.train, mesh=mesh, parallel='jit')
+    setup = assemble(replace(task.config, train=train), examples=1)
+    layout = setup.layout
+    assert isinstance(layout, devices.JitLayout)
+    rows = train.batch_size // train.accumulate
 
-    def started(params: Any) -> loop.State:
-        return loop.initial(lambda rng: params, optimize, 0, ema=ema, scaled=scaled)
+    def started(params: Params) -> State:
+        return setup.initial(lambda rng: params, np.uint32(0))
 
-    def step(state: loop.State, batch: Any) -> loop.State:
+    def step(state: State, batch: Batch) -> State:
         grads = jax.grad(lambda params: jnp.sum(outline.forward(params, *batch)))(state.params)
-        updates, memory = optimize(1e-3, 0.1).update(grads, state.optimizer, state.params)
+        updates, memory = setup.optimize(1e-3, 0.1).update(grads, state.optimizer, state.params)
         return state._replace(params=optax.apply_updates(state.params, updates), optimizer=memory)
 
     def row(x: Any) -> jax.ShapeDtypeStruct:
         shape = (rows, *x.shape[1:])
-        where = NamedSharding(found, devices.batch_spec(shape, found))
+        where = NamedSharding(layout.mesh, devices.batch_spec(shape, layout.mesh))
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=where)
 
-    state = devices.stored(jax.eval_shape(started, outline.params), found)
+    state = layout.stored(jax.eval_shape(started, outline.params))
     places = jax.tree.map(lambda x: x.sharding, state)
-    with jax.set_mesh(found):
+    with jax.set_mesh(layout.mesh):
         program = jax.jit(step, donate_argnums=0, out_shardings=places).lower(state, tuple(map(row, outline.batch)))
     held = {'parameters': state.params, 'gradients': state.params, "optimizer's state": state.optimizer}
-    held = {name: bytes_of_one(tree) for name, tree in held.items()}
-    if ema:
-        held['average'] = bytes_of_one(state.average)
+    held = {name: device_bytes(tree) for name, tree in held.items()}
+    if state.average is not None:
+        held['average'] = device_bytes(state.average)
     return held, collectives(program.compile().as_text() or '')
-
-
-def bytes_of_one(tree: Any) -> int:
-    """Bytes of a tree of arrays or shapes, with shardings, that lie on one device."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def collectives(program: str) -> list[Sent]:

@@ -8,7 +8,7 @@ from attnlab.sweeps import outcome, seeds, sensitivity
 from attnlab.train import loop, metrics
 from tests.sweeps import made
 from tests.sweeps.made import DIVERGED, point, train, valid
-from tests.train.test_loop import config, make_task
+from tests.train.helpers import config, make_task
 
 RATE, ORDER = sensitivity.RATE, 'model.order'
 

@@ -47,7 +47,7 @@ def write(
             raise UserError(f'{name} is {number}; expected at least 1')
     if not 0 <= seed < 2**32:  # a key of JAX takes 32 bits
         raise UserError(f'seed is {seed}; expected 0 to {2**32 - 1}')
-    ids = start(vocabulary, prompt, documents)
+    ids, context = start(vocabulary, prompt, documents), model.config.context
     end = vocabulary.marks[1] if documents and vocabulary.marks else None
     _check_memory(model, params, samples, len(ids) + tokens)
     go_on = continuation(model, end, temperature, top_k, top_p)
@@ -56,17 +56,17 @@ def write(
     turn = 0
     while open_rows.any():
         # A text that has ended is not read any more, and leaves the others all their room.
-        windows = [_window(text, model.config.context if more else 1) for text, more in zip(texts, open_rows, strict=True)]
+        windows = [_window(text, context if more else 1) for text, more in zip(texts, open_rows, strict=True)]
         left = want - max(map(len, texts))
-        room = min(left, model.config.context - max(map(len, windows)) + 1)
-        sampled = go_on(params, *_padded(windows, model.config.context), jax.random.fold_in(jax.random.key(seed), turn), room)
+        room = min(left, context - max(map(len, windows)) + 1)
+        sampled = go_on(params, *_padded(windows, context), jax.random.fold_in(jax.random.key(seed), turn), room)
         check_tokens(np.asarray(sampled.tokens)[open_rows])
         for row in np.flatnonzero(open_rows):
             more = np.asarray(sampled.tokens[row, : int(sampled.lengths[row])]).tolist()
             texts[row] += more
             open_rows[row] = len(texts[row]) < want and (end is None or more[-1] != end)
         if turn == 0 and open_rows.any():
-            logging.info('the context of %d tokens is full: goes on from its last half', model.config.context)
+            logging.info('the context of %d tokens is full: goes on from its last half', context)
         turn += 1
     return [vocabulary.decode(text) for text in texts]
 
