@@ -221,6 +221,18 @@ def _count(given: argparse.Namespace) -> None:
         print(traffic.table(*traffic.count(config, given.mesh)))
 
 
+def _config(given: argparse.Namespace) -> None:
+    from attnlab import configs
+    from attnlab.configs import describe, fields
+    from attnlab.configs.tasks import config_class
+
+    config = configs.load(given.config, given.overrides)
+    environment.prepare()
+    cls = config_class(config.task)
+    fields.typed(cls, config)
+    print(describe.table(cls, config))
+
+
 def _aer(given: argparse.Namespace) -> None:
     from attnlab.data import alignments
 
@@ -334,6 +346,12 @@ _COMMANDS = {
             Flag('config', 'FILE[:ARG]', 'experiment file with get_config(arg), and its argument', needed=True),
             Flag('mesh', 'SIZES', 'bytes of a device and what a step sends instead, on a mesh as in data=8,tensor=8'),
         ),
+        overrides=True,
+    ),
+    'config': Command(
+        _config,
+        'every field of a config: value, description, allowed values',
+        (Flag('config', 'FILE[:ARG]', 'experiment file with get_config(arg), and its argument', needed=True),),
         overrides=True,
     ),
     'aer': Command(

@@ -222,7 +222,7 @@ def checked(each: Field, value: Any, above: str, load_choices: bool = True) -> A
         raise UserError(f'{where} is {value!r}; expected {listed(allowed)}')
     for one in value if isinstance(value, tuple) else [value]:
         if not _within(one, each.bounds):
-            raise UserError(f'{where} is {value!r}; expected {_range(each)}')
+            raise UserError(f'{where} is {value!r}; expected {bounds_of(each)}')
     if isinstance(value, tuple) and typing.get_args(each.kind)[0] is float:
         return tuple(float(one) for one in value)
     return float(value) if each.kind is float else value  # type: ignore[arg-type]
@@ -247,9 +247,12 @@ def _within(value: Any, bounds: Mapping[str, float | None]) -> bool:
     return all(tests[name](bound) for name, bound in bounds.items() if bound is not None)
 
 
-def _range(each: Field) -> str:
+def bounds_of(each: Field) -> str:
+    """The allowed range in words; '' without bounds."""
     least, above, most, below = (each.bounds.get(name) for name in ('least', 'above', 'most', 'below'))
     what = 'numbers ' if typing.get_origin(each.kind) is tuple else ''
+    if least is above is most is below is None:
+        return ''
     if most is None and below is None:
         return what + (f'{least} or more' if least is not None else f'more than {above}')
     if least is not None and most is not None:
