@@ -32,7 +32,7 @@ from attnlab.models.transformer import TransformerSeq2Seq
 from attnlab.models.vision import VisionTransformer
 from attnlab.train import optimizer, run
 from attnlab.train.step import Hyperparameters, initial_state, make_update
-from tests.tasks.conftest import tiny_language
+from tests.tiny import tiny_language
 
 TOKENS, IMAGES = jnp.ones((2, 3), jnp.int32), jnp.ones((2, 8, 8, 3), jnp.float32)
 
