@@ -8,7 +8,7 @@ import pytest
 from attnlab import configs, parameters, tasks
 from attnlab.train import checksum, optimizer, sharding
 from tests.experiments import EXPERIMENTS
-from tests.tasks.conftest import LINES
+from tests.tiny import LINES
 
 CHAR, SMALL = 'experiments/language/shakespeare_char.py', 'experiments/vision/cifar10_small.py'
 MODELS = [(spec, {}) for spec in EXPERIMENTS] + [
@@ -16,6 +16,7 @@ MODELS = [(spec, {}) for spec in EXPERIMENTS] + [
     ('experiments/align/rnnsearch.py:fixed', {}),
     ('experiments/align/grammar_transformer.py', {'model.positions': 'relative'}),
     (f'{CHAR}:today', {'model.tied': 'false', 'model.use_bias': 'true', 'model.qk_norm': 'l2'}),
+    (f'{CHAR}:today', {'model.scan': 'true', 'model.qk_norm': 'l2', 'model.experts': '2', 'model.active': '1'}),
     (f'{CHAR}:gru', {}),
     (f'{CHAR}:convolution', {'model.use_bias': 'true'}),
     (f'{CHAR}:experts', {'model.shared_expert': 'true', 'model.use_bias': 'true', 'model.sinks': 'true'}),
@@ -37,7 +38,7 @@ def models(tmp_path_factory):
     for spec, changes in MODELS:
         needed = next((fields for name, fields in NEEDED.items() if name in spec), ())
         config = configs.load(spec, [*changes.items(), *((f'data.{name}', str(folder)) for name in needed)])
-        params = tasks.module(config).outline(config, None, False).params
+        params = tasks.task_of(config).outline(None, False).params
         leaves, decays = jax.tree_util.tree_flatten_with_path(params)[0], jax.tree.leaves(optimizer.decayed(params))
         found[spec, *changes.items()] = {
             checksum.path(keys): (leaf.shape, decay) for (keys, leaf), decay in zip(leaves, decays, strict=True)

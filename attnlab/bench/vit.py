@@ -10,10 +10,10 @@ import numpy as np
 
 from attnlab.bench import peers, steps
 from attnlab.bench.timing import interleave
+from attnlab.configs import VitConfig
 from attnlab.data.augment import Augment
 from attnlab.data.images import SIDE, Images
 from attnlab.kernels.losses import Sums, cross_entropy
-from attnlab.layers.block import Recipe
 from attnlab.models.vision import VisionTransformer
 from attnlab.tasks.vision import corpus
 
@@ -66,11 +66,12 @@ def measure(models: Sequence[Sizes], rounds: int, seconds: float) -> None:
 
 def start(sizes: Sizes) -> tuple[VisionTransformer, Any, tuple[np.ndarray, np.ndarray]]:
     """A model, its parameters, and a batch of noise [B, side, side, 3] float32 with labels [B] int32."""
-    recipe = Recipe(heads=sizes.heads, mlp='gelu', mlp_width=sizes.mlp_width)
     both = sizes.side, sizes.side
-    model = VisionTransformer(
-        sizes.classes, both, (sizes.patch, sizes.patch), sizes.width, sizes.layers, recipe
+    config = VitConfig(
+        image=both, patch=(sizes.patch, sizes.patch), layers=sizes.layers, width=sizes.width, heads=sizes.heads,
+        mlp_width=sizes.mlp_width, init=0.0, scaled_init=False,
     )  # fmt: skip
+    model = VisionTransformer(sizes.classes, config)
     random = np.random.default_rng(0)
     images = random.normal(size=(sizes.batch, *both, 3)).astype(np.float32)
     labels = random.integers(0, sizes.classes, sizes.batch).astype(np.int32)

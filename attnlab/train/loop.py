@@ -12,7 +12,6 @@ from typing import Any, TypedDict, Unpack
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from ml_collections import ConfigDict
 
 from attnlab.configs.run import RunConfig
 from attnlab.errors import Diverged, Stopped
@@ -44,7 +43,7 @@ class Options(TypedDict, total=False):
 
 
 def train(
-    config: RunConfig | ConfigDict, task: Task, workdir: Path, params: Params | None = None, **options: Unpack[Options]
+    config: RunConfig, task: Task, workdir: Path, params: Params | None = None, **options: Unpack[Options]
 ) -> dict[str, float]:
     """Train in `workdir`, from its latest checkpoint if it has one; returns the last and the best scores.
 
@@ -173,7 +172,7 @@ class Trainer:
     def evaluate(self) -> None:
         """Score the parameters on the validation split, and note whether they are the best so far."""
         with self.clock.spend('evaluate'):
-            self.scores = processes.agreed(self.setup.layout.use(self.task.evaluate, self.state.used))
+            self.scores = processes.agreed(self.setup.layout.use(self.task.validate, self.state.used))
         for name, value in self.scores.items():  # the step before may have spoilt the parameters with a finite loss
             if not math.isfinite(value):
                 raise Diverged(self.step, f'validation {name}', value, advice_for(self.manager))

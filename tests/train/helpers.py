@@ -1,6 +1,7 @@
 """A task of the tests' own, a line through noisy points seen a few at a time, and runs of it."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,6 @@ import numpy as np
 from attnlab import tasks
 from attnlab.configs.run import OptimizerConfig, RunConfig, TrainConfig
 from attnlab.kernels.losses import Sums
-from attnlab.tasks.task import Task
 from attnlab.train import checkpoint, loop, metrics
 from attnlab.train.setup import assemble
 from attnlab.train.step import Hyperparameters, make_update
@@ -33,9 +33,9 @@ def make_task(loss=None, evaluate=None, batch=None):
         return {'loss': float(np.mean((INPUTS @ np.asarray(params['w']) - TARGETS) ** 2))}
 
     start = {'w': jnp.zeros(3)}
-    return Task(
+    return SimpleNamespace(
         save=lambda workdir: None, examples=EXAMPLES, init=lambda rng: start, batch=batch or chosen,
-        loss=loss or squares, evaluate=evaluate or validate, best=('loss', 'min'),
+        loss=loss or squares, validate=evaluate or validate, best=('loss', 'min'),
     )  # fmt: skip
 
 
@@ -70,7 +70,8 @@ def newest(workdir, name='sgd'):
 
 def newest_of(config, workdir):
     """The newest checkpoint of a run of any config."""
-    return _newest(config, tasks.module(config).init(config, workdir), workdir)
+    task = tasks.task_of(config, workdir)
+    return _newest(task.config, task.init, workdir)
 
 
 def _newest(config, init, workdir):

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.configs.run import OptimizerConfig
+from attnlab.configs import OptimizerConfig, ResNetConfig
 from attnlab.models.resnet import ResNet
 from attnlab.train import optimizer
 
@@ -56,7 +56,7 @@ def test_clipping_by_the_global_norm(clip, expected):
 
 
 def test_rates_fall_through_the_blocks_of_a_residual_network(quickly):
-    params = ResNet(3, 8, 2).init(jax.random.key(0), jnp.ones((1, 8, 8, 1)))['params']
+    params = ResNet(3, ResNetConfig(width=8, blocks=2)).init(jax.random.key(0), jnp.ones((1, 8, 8, 1)))['params']
     scaled = optimizer.by_depth(jax.tree.map(jnp.ones_like, params), 0.5)
     expected = {'stem': 7, 'stem_norm': 7, 'stage_0_block_0_first': 6, 'stage_1_block_0_shortcut': 4,
                 'stage_1_block_1_second_norm': 3, 'stage_2_block_1_second': 1, 'head': 0}  # fmt: skip

@@ -10,10 +10,11 @@ from jax.sharding import PartitionSpec as P
 from attnlab import tasks
 from attnlab.train import sharding
 from attnlab.train.setup import assemble
-from tests.tasks.conftest import tiny_language
+from tests.tiny import tiny_language
 
 STEPS = 5
-SGD = dict(optimizer__name='sgd', optimizer__learning_rate='0.3', optimizer__warmup='1 steps', train__batch_size='16')
+SGD = dict(optimizer__name='sgd', optimizer__learning_rate='0.3', optimizer__warmup='1 steps', train__batch_size='16',
+           train__ema='0.5')  # fmt: skip
 LANGUAGE = SGD | dict(
     data__documents='lines', model__layers='2', model__heads='4', model__norm='rms', model__mlp='swiglu',
     model__qk_norm='rms', model__sinks='true',
@@ -21,12 +22,10 @@ LANGUAGE = SGD | dict(
 EXPERTS = LANGUAGE | dict(model__experts='4', model__active='2')
 
 
-def trained(config, workdir):
+def trained(config):
     """The parameters after a few steps, and the last values, as the host has them."""
-    task = tasks.module(config).build(config, workdir)
-    with config.unlocked():
-        config.train.ema = 0.5
-    setup = assemble(config, task.examples)
+    task = tasks.task_of(config)
+    setup = assemble(task.config, task.examples)
     layout = setup.layout
     state = layout.replicate(layout.start(functools.partial(setup.initial, task.init), np.uint32(config.seed)))
     update = setup.compiled(task.loss, state)
@@ -38,7 +37,7 @@ def trained(config, workdir):
 
 
 def language(folder, changes, mesh, **more):
-    return trained(tiny_language(folder, train__mesh=mesh, **changes, **more), folder / 'run')
+    return trained(tiny_language(folder, train__mesh=mesh, **changes, **more))
 
 
 def same(one, other):
@@ -58,7 +57,7 @@ def experts(tmp_path_factory):
 
 def test_the_last_batch_is_uneven(tmp_path):
     config = tiny_language(tmp_path, **LANGUAGE)
-    task = tasks.module(config).build(config, tmp_path)
+    task = tasks.task_of(config)
     full = [int(np.sum(np.any(task.batch(step)['segments'], axis=1))) for step in range(STEPS)]
     assert 0 < min(full) < max(full) == 16
 
