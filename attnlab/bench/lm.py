@@ -8,11 +8,11 @@ import numpy as np
 
 from attnlab.bench import peers, steps
 from attnlab.bench.timing import interleave
+from attnlab.configs import LanguageModelConfig
 from attnlab.decode import cache
 from attnlab.decode.sampling import sample
 from attnlab.errors import RunError
 from attnlab.kernels.losses import Sums, cross_entropy
-from attnlab.layers.block import Recipe
 from attnlab.models.language import LanguageModel
 
 PROMPT, BATCHES = 16, (1, 8)  # of decoding
@@ -67,9 +67,10 @@ def measure(models: Sequence[Sizes], rounds: int, seconds: float) -> None:
 
 def start(sizes: Sizes) -> tuple[LanguageModel, Any, tuple[np.ndarray, np.ndarray]]:
     """A model, its parameters, and a batch of random tokens as inputs and labels [B, T] int32."""
-    model = LanguageModel(
-        sizes.vocabulary, sizes.width, sizes.layers, sizes.context, Recipe(heads=sizes.heads, mlp='gelu')
-    )  # fmt: skip
+    config = LanguageModelConfig(
+        layers=sizes.layers, width=sizes.width, heads=sizes.heads, context=sizes.context, init=0.0, scaled_init=False
+    )
+    model = LanguageModel(sizes.vocabulary, config)
     tokens = np.random.default_rng(0).integers(0, sizes.vocabulary, (sizes.batch, sizes.context + 1)).astype(np.int32)
     params = jax.jit(model.init)(jax.random.key(0), tokens[:, :-1])['params']
     return model, params, (tokens[:, :-1], tokens[:, 1:])

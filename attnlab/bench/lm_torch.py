@@ -15,7 +15,7 @@ torch: Any = peers.torch()
 nn, F = torch.nn, torch.nn.functional
 
 Tensor = Any
-GELU = {'gelu': 'none', 'gelu_tanh': 'tanh'}  # what `Recipe.mlp` calls what `nn.GELU` is told
+GELU = {'gelu': 'none', 'gelu_tanh': 'tanh'}  # what `BlockConfig.mlp` calls what `nn.GELU` is told
 
 
 class Block(nn.Module):
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """`attnlab.models.language.LanguageModel` of `Recipe(heads, mlp=mlp)`: learned positions, tied, no dropout."""
+    """`attnlab.models.language.LanguageModel` of the same sizes: learned positions, tied, no dropout."""
 
     def __init__(self, vocabulary: int, width: int, layers: int, context: int, heads: int, mlp: str = 'gelu') -> None:
         super().__init__()

@@ -10,6 +10,7 @@ import numpy as np
 
 from attnlab.bench import peers, steps
 from attnlab.bench.timing import hardware, interleave
+from attnlab.configs import RecurrentConfig
 from attnlab.data.vocabulary import BOS, EOS
 from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.models.recurrent import RecurrentSeq2Seq
@@ -74,10 +75,10 @@ def trainers(sizes: Sizes, attention: Attention, arrays: tuple[np.ndarray, ...])
     """The two training steps, by name; raises RunError if they are not the same computation."""
     from attnlab.bench import seq2seq_torch as peer
 
-    model = RecurrentSeq2Seq(
-        sizes.vocabulary, sizes.vocabulary, 'gru', sizes.embedding, sizes.hidden, 1, True, False, attention,
-        sizes.dropout,
+    config = RecurrentConfig(
+        embedding=sizes.embedding, hidden=sizes.hidden, attention=attention, dropout=sizes.dropout
     )  # fmt: skip
+    model = RecurrentSeq2Seq(sizes.vocabulary, sizes.vocabulary, config)
     other = peer.Seq2Seq(
         sizes.vocabulary, sizes.vocabulary, 'gru', sizes.embedding, sizes.hidden, 1, True, False, attention,
         sizes.dropout,

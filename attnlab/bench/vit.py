@@ -10,10 +10,9 @@ import numpy as np
 
 from attnlab.bench import peers, steps
 from attnlab.bench.timing import interleave
-from attnlab.data.augment import Augment
+from attnlab.configs import Cifar10Data, VitConfig
 from attnlab.data.images import SIDE, Images
 from attnlab.kernels.losses import Sums, cross_entropy
-from attnlab.layers.block import Recipe
 from attnlab.models.vision import VisionTransformer
 from attnlab.tasks.vision import corpus
 
@@ -66,11 +65,12 @@ def measure(models: Sequence[Sizes], rounds: int, seconds: float) -> None:
 
 def start(sizes: Sizes) -> tuple[VisionTransformer, Any, tuple[np.ndarray, np.ndarray]]:
     """A model, its parameters, and a batch of noise [B, side, side, 3] float32 with labels [B] int32."""
-    recipe = Recipe(heads=sizes.heads, mlp='gelu', mlp_width=sizes.mlp_width)
     both = sizes.side, sizes.side
-    model = VisionTransformer(
-        sizes.classes, both, (sizes.patch, sizes.patch), sizes.width, sizes.layers, recipe
+    config = VitConfig(
+        image=both, patch=(sizes.patch, sizes.patch), layers=sizes.layers, width=sizes.width, heads=sizes.heads,
+        mlp_width=sizes.mlp_width, init=0.0, scaled_init=False,
     )  # fmt: skip
+    model = VisionTransformer(sizes.classes, config)
     random = np.random.default_rng(0)
     images = random.normal(size=(sizes.batch, *both, 3)).astype(np.float32)
     labels = random.integers(0, sizes.classes, sizes.batch).astype(np.int32)
@@ -122,9 +122,9 @@ BATCHES = 20
 """Made in a row to be timed once."""
 
 INPUTS = {
-    'crop, flip': Augment(crop=4, flip=True),
-    'and trivial': Augment(crop=4, flip=True, policy='trivial'),
-    'and rand, erase, mix': Augment(crop=4, flip=True, policy='rand', erase=0.25, mixup=0.8, cutmix=1.0),
+    'crop, flip': Cifar10Data(crop=4, flip=True),
+    'and trivial': Cifar10Data(crop=4, flip=True, policy='trivial'),
+    'and rand, erase, mix': Cifar10Data(crop=4, flip=True, policy='rand', strength=0.9, erase=0.25, mixup=0.8, cutmix=1.0),
 }
 
 
@@ -134,7 +134,7 @@ def inputs(B: int, rounds: int, seconds: float) -> str:
     pixels = random.integers(0, 256, (50_000, SIDE, SIDE, 3), np.uint8)
     whole = Images(pixels, random.integers(0, 10, len(pixels), np.int32), tuple('0123456789'))
 
-    def maker(changes: Augment) -> Callable[[], None]:
+    def maker(changes: Cifar10Data) -> Callable[[], None]:
         batch, turns = corpus.batch_of(changes, whole, B, seed=0), count()
 
         def make() -> None:

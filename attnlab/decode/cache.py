@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.decode.sampling import Step
-from attnlab.models.language import LanguageModel, with_cache
+from attnlab.models.language import LanguageModel
 
 Params = Any
 
@@ -43,10 +43,11 @@ def start(model: LanguageModel, params: Params, B: int, slots: int) -> Cache:
     """
     if slots < 1:
         raise ValueError(f'slots is {slots}; expected at least 1')
-    if model.positions == 'learned' and slots > model.context:
-        raise ValueError(f'slots is {slots}; expected at most {model.context}, the learned positions of the model')
+    if model.config.positions == 'learned' and slots > (most := model.config.context):
+        raise ValueError(f'slots is {slots}; expected at most {most}, the learned positions of the model')
     empty = jnp.zeros((B, 0), jnp.int32)
-    apply = lambda params: with_cache(model, slots).apply({'params': params}, empty, mutable=['cache'], method='hidden')
+    cached = model.clone(cache_length=slots)
+    apply = lambda params: cached.apply({'params': params}, empty, mutable=['cache'], method='hidden')
     shapes = jax.eval_shape(apply, params)[1]['cache']
     return _cache(slots, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 
@@ -82,7 +83,7 @@ def advance(
     _check_room(cache, tokens, real)
     segments = None if real is None else jnp.asarray(real).astype(jnp.int32)
     held = {'past': {'length': cache.length}, 'stack': cache.layers}
-    (x, _), changed = with_cache(model, cache.slots).apply(
+    (x, _), changed = model.clone(cache_length=cache.slots).apply(
         {'params': params, 'cache': held}, tokens, segments, mutable=['cache'], method='hidden'
     )
     return _cache(cache.slots, changed['cache']), x

@@ -68,7 +68,7 @@ class MultiHeadAttention(nn.Module):
     dtype: of the computation, that of inputs and parameters if None.  param_dtype, kernel_init, bias_init: as in flax.
     out_init: of the kernel of `out`; `kernel_init` if None.
     implementation: as in `attnlab.dot_product_attention`.
-    slots: S, how many tokens the collection `cache` holds; 0 for none.  Then self-attention is from tokens at
+    cache_length: S, how many tokens the collection `cache` holds; 0 for none.  Then self-attention is from tokens at
       `query_positions` of the rules, each of which is also its slot, to all that the cache holds after them; one whose
       position is negative or from S on is not kept.  Attention to `keys` projects them in the first call alone.
 
@@ -91,7 +91,7 @@ class MultiHeadAttention(nn.Module):
     out_init: Callable[..., Array] | None = None
     bias_init: Callable[..., Array] = nn.initializers.zeros
     implementation: str | tuple[str, ...] | None = None
-    slots: int = 0
+    cache_length: int = 0
 
     @nn.compact
     def __call__(
@@ -146,7 +146,7 @@ class MultiHeadAttention(nn.Module):
 
         if keys is not None:
             key, value = self._once(functools.partial(project, keys, there))
-        elif self.slots:
+        elif self.cache_length:
             key, value = self._remembered(*project(queries, here), here)
         else:
             key, value = project(queries, there)
@@ -192,18 +192,18 @@ class MultiHeadAttention(nn.Module):
 
     def _once(self, project: Callable[[], tuple[Array, Array]]) -> tuple[Array, Array]:
         """Keys and values of a memory that all calls attend to: with a cache, as they were in the first one."""
-        return self.variable('cache', 'cached_memory', project).value if self.slots else project()
+        return self.variable('cache', 'cached_memory', project).value if self.cache_length else project()
 
     def _remembered(self, key: Array, value: Array, at: Host | None) -> tuple[Array, Array]:
         """All keys and values up to these [B, S, K, H], which go into the slots `at` [B, T]."""
         if at is None:
             raise ValueError('a cache needs to know where queries stand; expected query_positions in the rules of mask')
         at = integers('query_positions', at)
-        slots = jnp.where(at < 0, self.slots, at)  # a negative one would count from the end
+        slots = jnp.where(at < 0, self.cache_length, at)  # a negative one would count from the end
         row = jnp.arange(key.shape[0])[:, None]
 
         def kept(name: str, new: Array) -> Array:
-            shape = (new.shape[0], self.slots, *new.shape[2:])
+            shape = (new.shape[0], self.cache_length, *new.shape[2:])
             stored = self.variable('cache', name, jnp.zeros, shape, new.dtype)
             stored.value = stored.value.at[row, slots].set(new, mode='drop')
             return stored.value

@@ -3,8 +3,6 @@
 Positions without parameters are functions: `attnlab.kernels.positions`, `attnlab.kernels.rotary`.
 """
 
-from typing import Literal
-
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +11,6 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from attnlab.kernels.masks import Visibility, causal
 from attnlab.kernels.positions import relative_buckets, sinusoidal
-
-Added = Literal['learned', 'sinusoidal', 'none']
 
 
 class LearnedPositions(nn.Module):
@@ -53,12 +49,12 @@ class LearnedPositions(nn.Module):
 
 
 class AddedPositions(nn.Module):
-    """Embeddings with their positions: 'learned' (a table `positions` of `size` rows), 'sinusoidal', or 'none'.
+    """Embeddings with their positions: 'learned' adds a table `positions` of `size` rows, 'sinusoidal' a formula.
 
-    size: how many there are; only learned ones end there.
+    Encodings that act in attention add nothing here.
     """
 
-    kind: Added
+    kind: str
     size: int
 
     @nn.compact
@@ -77,16 +73,16 @@ class AddedPositions(nn.Module):
                 return x + (table(T)[None] if at is None else table(at))
             case 'sinusoidal':
                 return x + sinusoidal(jnp.arange(T)[None] if at is None else at, D)
-            case 'none':
+            case other if other in ENCODINGS:
                 return x
             case other:
-                raise ValueError(f"positions is {other!r}; expected 'learned', 'sinusoidal' or 'none'")
+                raise ValueError(f'positions is {other!r}; expected one of {", ".join(ENCODINGS)}')
 
 
 class Past(nn.Module):
-    """Where the tokens of a call stand behind those of earlier ones, whose number is `length` [B] in `cache`."""
+    """Positions of new tokens, which continue after the `length` [B] tokens already in the cache."""
 
-    slots: int
+    cache_length: int
 
     @nn.compact
     def __call__(self, real: Bool[Array, 'B T']) -> Visibility:
@@ -94,7 +90,7 @@ class Past(nn.Module):
         length = self.variable('cache', 'length', jnp.zeros, real.shape[:1], jnp.int32)
         at = jnp.where(real, length.value[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, -1)
         length.value = length.value + jnp.sum(real, axis=1, dtype=jnp.int32)
-        return causal(at, jnp.arange(self.slots)[None])
+        return causal(at, jnp.arange(self.cache_length)[None])
 
 
 class RelativeBias(nn.Module):

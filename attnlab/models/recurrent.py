@@ -1,15 +1,16 @@
 """Sequence to sequence with recurrence: a fixed context, or attention over the source."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from attnlab.configs.align import RecurrentConfig
 from attnlab.kernels import axes
 from attnlab.kernels.masks import length_mask
 from attnlab.layers.attention import SourceAttention
-from attnlab.layers.recurrent import Cell, Encoder, Kind, State, output_of, state_from
+from attnlab.layers.recurrent import Cell, Encoder, State, output_of, state_from
 
 
 class Source(NamedTuple):
@@ -27,21 +28,19 @@ class Source(NamedTuple):
 class DecoderStep(nn.Module):
     """c_t from s_{t-1}, then s_t = g(y_{t-1}, s_{t-1}, c_t); without attention c_t is the same at every step."""
 
-    cell: Kind
-    features: int
-    attention: Literal['additive', 'dot', 'none']
-    original: bool = False
+    config: RecurrentConfig
 
     def setup(self) -> None:
-        self.recurrence = Cell(self.cell, self.features, self.original)
-        if self.attention != 'none':
-            self.attend = SourceAttention(self.attention, self.features, use_bias=not self.original)
+        config = self.config
+        self.recurrence = Cell(config.cell, config.hidden, config.original)
+        if config.attention != 'none':
+            self.attend = SourceAttention(config.attention, config.hidden, use_bias=not config.original)
 
     def prepare(
         self, states: Float[Array, 'B S C'], last: Float[Array, 'B C'], lengths: Int[Array, ' B']
     ) -> Source:
         """What of the source is computed once a sentence."""
-        if self.attention == 'none':
+        if self.config.attention == 'none':
             return Source(last, None, lengths)
         return Source(states, self.attend.keys(states), lengths)
 
@@ -57,7 +56,7 @@ class DecoderStep(nn.Module):
         else:
             context, weights = self.attend(output_of(state), source.keys, source.memory, source.lengths)
         after = self.recurrence(state, jnp.concatenate([previous, context], axis=-1))
-        return after, (output_of(state if self.original else after), context, weights)
+        return after, (output_of(state if self.config.original else after), context, weights)
 
 
 class RecurrentSeq2Seq(nn.Module):
@@ -71,33 +70,26 @@ class RecurrentSeq2Seq(nn.Module):
 
     source_vocabulary: int
     target_vocabulary: int
-    cell: Kind
-    embedding: int
-    hidden: int
-    encoder_layers: int
-    bidirectional: bool
-    reverse_source: bool
-    attention: Literal['additive', 'dot', 'none']
-    dropout: float
-    original: bool = False
+    config: RecurrentConfig
 
     def setup(self) -> None:
-        init = nn.initializers.normal(self.embedding**-0.5)
-        self.embed_source = nn.Embed(self.source_vocabulary, self.embedding, embedding_init=init)
-        self.embed_target = nn.Embed(self.target_vocabulary, self.embedding, embedding_init=init)
+        config = self.config
+        init = nn.initializers.normal(config.embedding**-0.5)
+        self.embed_source = nn.Embed(self.source_vocabulary, config.embedding, embedding_init=init)
+        self.embed_target = nn.Embed(self.target_vocabulary, config.embedding, embedding_init=init)
         self.encoder = Encoder(
-            self.cell, self.hidden, self.encoder_layers, self.bidirectional, self.reverse_source, self.dropout,
-            self.original,
+            config.cell, config.hidden, config.encoder_layers, config.bidirectional, config.reverse_source,
+            config.dropout, config.original,
         )  # fmt: skip
-        self.start = nn.Dense(self.hidden, use_bias=not self.original)
-        self.step = DecoderStep(self.cell, self.hidden, self.attention, self.original)
-        if self.original:
-            self.read = nn.Dense(self.hidden, use_bias=False)
+        self.start = nn.Dense(config.hidden, use_bias=not config.original)
+        self.step = DecoderStep(config)
+        if config.original:
+            self.read = nn.Dense(config.hidden, use_bias=False)
             self.output = nn.Dense(self.target_vocabulary, use_bias=False)
         else:
-            self.read = nn.Dense(self.embedding)
+            self.read = nn.Dense(config.embedding)
             self.bias = self.param('bias', nn.initializers.zeros, (self.target_vocabulary,), jnp.float32)
-        self.drop = nn.Dropout(self.dropout)
+        self.drop = nn.Dropout(config.dropout)
 
     def encode(self, source: Int[Array, 'B S'], deterministic: bool = True) -> tuple[State, Source]:
         """Source tokens [B, S]: the decoder's first state, and what it attends to."""
@@ -105,8 +97,9 @@ class RecurrentSeq2Seq(nn.Module):
         embedded = self.drop(self.embed_source(source), deterministic=deterministic)
         states, last = self.encoder(embedded, length_mask(lengths, source.shape[1]), deterministic)
         states, last = (self.drop(x, deterministic=deterministic) for x in (states, last))
-        first = last[:, -self.hidden :] if self.original else last  # of two directions the backward one comes last
-        return state_from(self.cell, jnp.tanh(self.start(first))), self.step.prepare(states, last, lengths)
+        config = self.config
+        first = last[:, -config.hidden :] if config.original else last  # of two directions the backward one comes last
+        return state_from(config.cell, jnp.tanh(self.start(first))), self.step.prepare(states, last, lengths)
 
     def logits(
         self,
@@ -117,13 +110,13 @@ class RecurrentSeq2Seq(nn.Module):
     ) -> Float[Array, '*B V']:
         """From the state, c_t and y_{t-1} through one layer to the vocabulary."""
         read = self.read(jnp.concatenate([state, context, previous], axis=-1))
-        if self.original:
+        if self.config.original:
             read = jnp.max(read.reshape(*read.shape[:-1], -1, 2), axis=-1)
         else:
             read = jnp.tanh(read)
         # One product over flat rows: with the batch and time axes apart the CPU takes twice the time.
         rows = self.drop(read, deterministic=deterministic).reshape(-1, read.shape[-1])
-        logits = self.output(rows) if self.original else self.embed_target.attend(rows) + self.bias[None]
+        logits = self.output(rows) if self.config.original else self.embed_target.attend(rows) + self.bias[None]
         return logits.reshape(*read.shape[:-1], -1)
 
     def decode(

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attnlab.configs.vision import ResNetConfig
+
 
 class ResNet(nn.Module):
     """6 `blocks` + 2 layers of 3 x 3 convolutions, of `width`, 2 and 4 `width` channels (He et al. 2016, section 4.2).
@@ -16,17 +18,16 @@ class ResNet(nn.Module):
     """
 
     classes: int
-    width: int = 16
-    blocks: int = 3
+    config: ResNetConfig
 
     @nn.compact
     def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B classes']:
         """Logits [B, classes] of images [B, H, W, C]."""
-        x = self._convolution(self.width, 1, 'stem')(images)
-        x = nn.relu(self._norm(self.width, 'stem_norm')(x))
+        x = self._convolution(self.config.width, 1, 'stem')(images)
+        x = nn.relu(self._norm(self.config.width, 'stem_norm')(x))
         for stage in range(3):
-            features = self.width * 2**stage
-            for block in range(self.blocks):
+            features = self.config.width * 2**stage
+            for block in range(self.config.blocks):
                 x = self._block(x, features, 2 if stage and not block else 1, f'stage_{stage}_block_{block}')
         return nn.Dense(self.classes, name='head')(jnp.mean(x, axis=(1, 2)))
 

@@ -1,55 +1,48 @@
 """The Transformer of 2017: an encoder that sees all of the source, a decoder that sees it and its own past."""
 
 import math
-from typing import Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from attnlab.configs.align import TranslatorConfig
 from attnlab.kernels.masks import causal, padding
-from attnlab.layers.block import Recipe, Stack
-from attnlab.layers.positions import Added, AddedPositions, Past
+from attnlab.layers.block import Stack, dtype_of
+from attnlab.layers.positions import AddedPositions, Past
 
 
 class TransformerSeq2Seq(nn.Module):
-    """Encoder-decoder of Vaswani et al. 2017; with another recipe, of today.
+    """Encoder-decoder of Vaswani et al. 2017; other configs give later variants of its blocks.
 
     Token 0 is padding everywhere, behind the real tokens.  A source is [tokens, EOS], a decoder input [BOS, tokens].
+    Encoder and decoder have `layers` blocks each.  The output's matrix is the target's embedding; embeddings are
+    multiplied by sqrt(D).  A shared embedding (section 3.4 there) needs vocabularies of one size.
 
-    layers: of the encoder, and of the decoder.  context: how many positions there are, where they are learned.
-    shared: one embedding for both languages (their section 3.4), whose vocabularies then have one size.  The output's
-      matrix is the target's embedding; embeddings are multiplied by sqrt(D).
-    scan, remat: as in `Stack`.
-
-    Where the recipe has slots, `decode` goes on from the tokens of earlier calls, which the collection `cache` holds.
+    cache_length: tokens that the collection `cache` holds, 0: no cache.  With a cache, `decode` continues after the
+      tokens of earlier calls.
     """
 
     source_vocabulary: int
     target_vocabulary: int
-    width: int
-    layers: int
-    context: int
-    recipe: Recipe
-    positions: Added = 'sinusoidal'
-    shared: bool = False
-    scan: bool = False
-    remat: Literal['none', 'full', 'dots'] = 'none'
+    config: TranslatorConfig
+    cache_length: int = 0
 
     def setup(self) -> None:
-        if self.shared and self.source_vocabulary != self.target_vocabulary:
+        config = self.config
+        if config.shared_embedding and self.source_vocabulary != self.target_vocabulary:
             sizes = f'{self.source_vocabulary} and {self.target_vocabulary}'
             raise ValueError(f'vocabularies have {sizes} tokens; expected one size for a shared embedding')
-        start = nn.initializers.normal(1 / math.sqrt(self.width))
-        self.embed_target = nn.Embed(self.target_vocabulary, self.width, embedding_init=start)
-        if not self.shared:
-            self.embed_source = nn.Embed(self.source_vocabulary, self.width, embedding_init=start)
-        self.place_source = AddedPositions(self.positions, self.context)
-        self.place_target = AddedPositions(self.positions, self.context)
-        self.drop = nn.Dropout(self.recipe.dropout)
-        self.past = Past(self.recipe.slots)
-        self.encoder = Stack(self.recipe, self.layers, self.scan, self.remat)
-        self.decoder = Stack(self.recipe, self.layers, self.scan, self.remat, cross=True)
+        start = nn.initializers.normal(1 / math.sqrt(config.width))
+        self.embed_target = nn.Embed(self.target_vocabulary, config.width, embedding_init=start)
+        if not config.shared_embedding:
+            self.embed_source = nn.Embed(self.source_vocabulary, config.width, embedding_init=start)
+        self.place_source = AddedPositions(config.positions, config.context)
+        self.place_target = AddedPositions(config.positions, config.context)
+        self.drop = nn.Dropout(config.dropout)
+        self.past = Past(self.cache_length)
+        self.encoder = Stack(config)
+        self.decoder = Stack(config, cross=True, cache_length=self.cache_length)
 
     def __call__(
         self, source: Int[Array, 'B S'], inputs: Int[Array, 'B T'], deterministic: bool = True
@@ -64,8 +57,8 @@ class TransformerSeq2Seq(nn.Module):
     ) -> tuple[Float[Array, 'B S D'], dict[str, Array]]:
         """The states of source tokens [B, S], and what the encoder's experts say [L]."""
         real = source != 0
-        embed = self.embed_target if self.shared else self.embed_source
-        x = self._enter(self.place_source(embed(source) * math.sqrt(self.width)), deterministic)
+        embed = self.embed_target if self.config.shared_embedding else self.embed_source
+        x = self._enter(self.place_source(embed(source) * math.sqrt(self.config.width)), deterministic)
         return self.encoder(x, padding(keys=jnp.sum(real, axis=1)), real, deterministic)
 
     def decode(
@@ -79,9 +72,9 @@ class TransformerSeq2Seq(nn.Module):
 
         With a cache all tokens are real ones, which go on behind those of earlier calls.
         """
-        cached = self.recipe.slots > 0
+        cached = self.cache_length > 0
         rules = self.past(jnp.ones(tokens.shape, bool)) if cached else causal()
-        x = self.place_target(self.embed_target(tokens) * math.sqrt(self.width), rules.query_positions)
+        x = self.place_target(self.embed_target(tokens) * math.sqrt(self.config.width), rules.query_positions)
         x = self._enter(x, deterministic)
         seen = padding(keys=jnp.sum(source != 0, axis=1))
         return self.decoder(x, rules, None if cached else tokens != 0, deterministic, memory, seen)
@@ -93,4 +86,4 @@ class TransformerSeq2Seq(nn.Module):
 
     def _enter(self, x: Array, deterministic: bool) -> Array:
         x = self.drop(x, deterministic=deterministic)
-        return x if self.recipe.dtype is None else x.astype(self.recipe.dtype)
+        return x.astype(dtype_of(self.config) or x.dtype)

@@ -173,7 +173,7 @@ class Trainer:
     def evaluate(self) -> None:
         """Score the parameters on the validation split, and note whether they are the best so far."""
         with self.clock.spend('evaluate'):
-            self.scores = processes.agreed(self.setup.layout.use(self.task.evaluate, self.state.used))
+            self.scores = processes.agreed(self.setup.layout.use(self.task.validate, self.state.used))
         for name, value in self.scores.items():  # the step before may have spoilt the parameters with a finite loss
             if not math.isfinite(value):
                 raise Diverged(self.step, f'validation {name}', value, advice_for(self.manager))

@@ -1,28 +1,27 @@
 """Whether a config can fit into memory, from shapes alone, before anything is compiled."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
 
-from attnlab import environment, tasks
+from attnlab import environment
 from attnlab.errors import UserError
-from attnlab.tasks.task import Task
+from attnlab.tasks.task import Outlined, Task
 from attnlab.train import cost
-from attnlab.train.setup import assemble
+from attnlab.train.setup import Setup
 
 
-def check(config: Any, task: Task) -> None:
-    """Raises UserError for a state or a batch that is larger than the memory for it.
+def check(task: Task, setup: Setup) -> None:
+    """Raise UserError for a state or a batch that is larger than the memory for it.
 
     The state is the parameters, the optimizer's state and one gradient.  Activations come on top: a config that passes
     may still not fit.  Without this check XLA ends the process, or waits for memory without an end.
     """
-    setup = assemble(config, task.examples)
     layout = setup.layout
     # Not a batch itself: its order alone may be larger than the memory.
-    batch = cost.tree_bytes(tasks.module(config).outline(config, 1, False).batch) * setup.config.train.batch_size
+    rows = task.outline(1, False).batch if isinstance(task, Outlined) else ()
+    batch = cost.tree_bytes(rows) * setup.config.train.batch_size
     shapes = layout.stored(jax.eval_shape(partial(setup.initial, task.init), np.uint32(0)))
     state = cost.device_bytes(shapes) + cost.device_bytes(shapes.params)
     device = jax.local_devices()[0]

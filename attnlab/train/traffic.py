@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import NamedSharding
+from ml_collections import ConfigDict
 
 from attnlab import tasks
-from attnlab.configs.fields import typed
-from attnlab.configs.tasks import config_class
-from attnlab.tasks.task import Batch, Params
+from attnlab.configs import RunConfig
+from attnlab.tasks.task import Batch, Outlined, Params, able
 from attnlab.train import devices
 from attnlab.train.cost import device_bytes
 from attnlab.train.setup import assemble
@@ -34,7 +34,7 @@ class Sent(NamedTuple):
     bytes: int
 
 
-def count(config: Any, mesh: str) -> tuple[dict[str, int], list[Sent]]:
+def count(config: RunConfig | ConfigDict, mesh: str) -> tuple[dict[str, int], list[Sent]]:
     """The bytes that lie on one device, by name, and the collectives of a step, as XLA divides it for CPUs.
 
     The step is the gradient of the sum of all logits for one (micro-)batch, and the optimizer's update.  Compilers for
@@ -43,15 +43,13 @@ def count(config: Any, mesh: str) -> tuple[dict[str, int], list[Sent]]:
 
     Raises UserError for a mesh that does not divide the batch.
     """
-    kind = tasks.module(config)
-    kind.check_model(config)
-    config_typed = typed(config_class(config.task), config)
-    train = replace(config_typed.train, mesh=mesh, parallel='jit')
-    setup = assemble(replace(config_typed, train=train), examples=1)
+    task = tasks.task_of(config)
+    outline = able(task, Outlined, 'have a model that can be counted').outline(None, False)
+    train = replace(task.config.train, mesh=mesh, parallel='jit')
+    setup = assemble(replace(task.config, train=train), examples=1)
     layout = setup.layout
     assert isinstance(layout, devices.JitLayout)
     rows = train.batch_size // train.accumulate
-    outline = kind.outline(config, None, False)
 
     def started(params: Params) -> State:
         return setup.initial(lambda rng: params, np.uint32(0))

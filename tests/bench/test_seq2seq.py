@@ -49,10 +49,11 @@ def test_both_go_down_the_same_road(attention):
 @pytest.mark.peers
 def test_it_is_not_timed_unless_both_compute_the_same():
     from attnlab.bench import seq2seq_torch as peer
+    from attnlab.configs import RecurrentConfig
     from attnlab.models.recurrent import RecurrentSeq2Seq
 
-    dimensions = (20, 20, 'gru', 4, 3, 1, True, False, 'dot', 0.0)
-    model, other = RecurrentSeq2Seq(*dimensions), peer.Seq2Seq(*dimensions)
+    model = RecurrentSeq2Seq(20, 20, RecurrentConfig(embedding=4, hidden=3, attention='dot'))
+    other = peer.Seq2Seq(20, 20, 'gru', 4, 3, 1, True, False, 'dot', 0.0)
     arrays = seq2seq.batch(TINY)
     params = model.init(jax.random.key(0), *(jax.numpy.asarray(x) for x in arrays[:2]))['params']
     with pytest.raises(RunError, match='the same weights and batch give the loss'):

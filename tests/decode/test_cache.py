@@ -9,31 +9,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.configs import LanguageModelConfig
 from attnlab.decode.beam import beam_search
 from attnlab.decode.cache import extend, prefill, start, stepper
 from attnlab.decode.sampling import check_tokens, sample
 from attnlab.errors import RunError
-from attnlab.layers import Rotary
-from attnlab.layers.block import Recipe
 from attnlab.models.language import LanguageModel
 from tests.quick import QUICK
 
 V, D, L, B, T, CONTEXT, SLOTS = 11, 8, 2, 3, 7, 16, 9
-PLAIN = Recipe(heads=2)
-TODAY = Recipe(heads=4, kv_heads=2, qk_norm='rms', rotary=Rotary(), norm='rms', mlp='swiglu', use_bias=False)
+TODAY = dict(heads=4, kv_heads=2, qk_norm='rms', positions='rotary', norm='rms', mlp='swiglu', use_bias=False)
 
 
-def made(positions='none', scan=True, recipe=PLAIN, vocabulary=V, **fields):
-    recipe = dataclasses.replace(recipe, **fields)
-    return LanguageModel(vocabulary, D, L, CONTEXT, recipe, positions, tied=False, scan=scan)
+def made(positions='none', vocabulary=V, **fields):
+    plain = dict(layers=L, width=D, heads=2, context=CONTEXT, positions=positions, tied=False, scan=True)
+    return LanguageModel(vocabulary, LanguageModelConfig(**plain | fields))
 
 
 MODELS = {
     'learned': made('learned', scan=False),
-    'today': made(recipe=TODAY),
+    'today': made(**TODAY),
     'l2, window': made('learned', qk_norm='l2', window=2),
-    'alibi, sinks': made(alibi=True, sinks=True),
-    'relative, parallel': made(relative=True, parallel=True),
+    'alibi, sinks': made('alibi', sinks=True),
+    'relative, parallel': made('relative', parallel=True),
     'sinusoidal, post': made('sinusoidal', order='post', mlp='relu'),
     'experts': made('learned', experts=4, active=2),
     'convolution': made(mixer='convolution', taps=3, scan=False),
@@ -240,7 +238,7 @@ def test_200_tokens_are_one_program_whatever_the_prompt():
 
 def test_beam_search_with_a_cache_is_brute_force():
     """V = 4, three tokens: all 40 hypotheses there are, scored by whole passes, from prompts of unequal length."""
-    small, limit, end = Run(made(recipe=TODAY, vocabulary=4), T + 3), 3, 2
+    small, limit, end = Run(made(**TODAY, vocabulary=4), T + 3), 3, 2
     prompts = [row % 4 for row in FIRST]
     tokens = list(itertools.product(range(4), repeat=limit))
 

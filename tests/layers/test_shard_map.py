@@ -8,11 +8,11 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from attnlab.configs import LanguageModelConfig, RecurrentConfig
 from attnlab.decode.beam import beam_search
 from attnlab.decode.cache import start, stepper
 from attnlab.decode.greedy import greedy
 from attnlab.decode.sampling import sample
-from attnlab.layers.block import Recipe
 from attnlab.layers.experts import Experts
 from attnlab.layers.recurrent import Recurrent
 from attnlab.models.language import LanguageModel
@@ -27,7 +27,8 @@ BOTH = jnp.where(REAL, TOKENS, 0)
 
 
 def language(**fields):
-    model = LanguageModel(7, D, 2, 16, Recipe(heads=2, mlp='swiglu', mlp_width=8, **fields), scan=True)
+    config = LanguageModelConfig(layers=2, width=D, heads=2, context=16, mlp='swiglu', mlp_width=8, scan=True, **fields)
+    model = LanguageModel(7, config)
     return model, lambda params, tokens: model.apply({'params': params}, tokens)[0], (TOKENS,)
 
 
@@ -40,8 +41,8 @@ CASES = {
     'gru': layer(Recurrent('gru', D), X, REAL),
     'lstm with starts': layer(Recurrent('lstm', D), X, REAL, None, REAL),
     'language, gru': language(mixer='gru'),
-    'language, experts': language(experts=2),
-    'translation': layer(RecurrentSeq2Seq(7, 7, 'gru', 4, 6, 1, True, False, 'additive', 0.0), BOTH, TOKENS),
+    'language, experts': language(experts=2, active=1),
+    'translation': layer(RecurrentSeq2Seq(7, 7, RecurrentConfig(embedding=4, hidden=6)), BOTH, TOKENS),
 }
 
 

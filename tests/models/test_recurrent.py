@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
+from attnlab.configs import RecurrentConfig
 from attnlab.decode.greedy import greedy
 from attnlab.kernels.losses import cross_entropy
 from attnlab.layers.recurrent import GRUCell
@@ -29,7 +30,11 @@ quick = partial(jax.jit, compiler_options=QUICK)
 
 def make(cell='gru', attention='additive', layers=1, bidirectional=True, reverse=False):
     """A model and random parameters large enough for decisions of its own."""
-    model = RecurrentSeq2Seq(V, V, cell, EMBEDDING, HIDDEN, layers, bidirectional, reverse, attention, 0.0)
+    config = RecurrentConfig(
+        cell=cell, attention=attention, embedding=EMBEDDING, hidden=HIDDEN, encoder_layers=layers,
+        bidirectional=bidirectional, reverse_source=reverse,
+    )  # fmt: skip
+    model = RecurrentSeq2Seq(V, V, config)
     tokens = jnp.ones((1, 2), jnp.int32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)['params']
     random = np.random.default_rng(21)
@@ -47,7 +52,7 @@ def test_the_numbers_of_torch(cell, attention):
         golden = {key: file[key] for key in ('source', 'inputs', 'labels', 'smoothing')}
         keys = ('params', 'logits', 'weights', 'loss', 'gradients')
         golden |= {key: file[f'{cell}/{attention}/{key}'] for key in keys}
-    model = RecurrentSeq2Seq(7, 7, cell, 4, 3, 1, True, False, attention, 0.0)
+    model = RecurrentSeq2Seq(7, 7, RecurrentConfig(cell=cell, attention=attention, embedding=4, hidden=3))
     shapes = jax.eval_shape(model.init, jax.random.key(0), golden['source'], golden['inputs'])['params']
     flat, unflatten = ravel_pytree(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes))
     assert golden['params'].shape == flat.shape
@@ -255,7 +260,10 @@ def appendix(params, source, inputs, attends):
 @pytest.mark.parametrize('attends', [True, False])
 def test_the_original_to_the_letter(attends):
     attention = 'additive' if attends else 'none'
-    model = RecurrentSeq2Seq(V, V, 'gru', EMBEDDING, 6, 1, attends, False, attention, 0.0, True)
+    config = RecurrentConfig(
+        attention=attention, embedding=EMBEDDING, hidden=6, bidirectional=attends, original=True
+    )  # fmt: skip
+    model = RecurrentSeq2Seq(V, V, config)
     source, inputs = pad(LONG, SHORT, width=10), pad([BOS, 7, 4], [BOS, 9, 12], width=3)
     shapes = jax.eval_shape(model.init, jax.random.key(0), source, inputs)['params']
     random = np.random.default_rng(5)

@@ -8,22 +8,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.layers import Rotary
-from attnlab.layers.block import Recipe
+from attnlab.configs import TranslatorConfig
 from attnlab.models.maps import attention_maps
 from attnlab.models.transformer import TransformerSeq2Seq
 from tests.layers.calls import drawn
 from tests.quick import QUICK
 
 V, D, L, N, S, T, CONTEXT = 11, 8, 2, 2, 5, 4, 12
-PAPER = Recipe(heads=N, order='post', mlp='relu')
-TODAY = Recipe(
-    heads=4, kv_heads=2, qk_norm='rms', rotary=Rotary(), norm='rms', mlp='swiglu', experts=4, active=2, use_bias=False
-)
-MODELS = {
-    'paper': TransformerSeq2Seq(V, V, D, L, CONTEXT, PAPER, shared=True, scan=True),
-    'today': TransformerSeq2Seq(V, V + 2, D, L, CONTEXT, TODAY, 'none', scan=True),
-}
+PAPER = TranslatorConfig(
+    layers=L, width=D, heads=N, context=CONTEXT, positions='sinusoidal', order='post', mlp='relu',
+    shared_embedding=True, scan=True, init=0.0, scaled_init=False,
+)  # fmt: skip
+TODAY = dataclasses.replace(
+    PAPER, heads=4, kv_heads=2, qk_norm='rms', positions='rotary', norm='rms', order='pre', mlp='swiglu', experts=4,
+    active=2, use_bias=False, shared_embedding=False,
+)  # fmt: skip
+MODELS = {'paper': TransformerSeq2Seq(V, V, PAPER), 'today': TransformerSeq2Seq(V, V + 2, TODAY)}
+
+
+def changed(name, **changes):
+    return MODELS[name].clone(config=dataclasses.replace(MODELS[name].config, **changes))
+
+
 SOURCE = jnp.array([[4, 7, 9, 1, 3], [8, 2, 3, 0, 0]])
 INPUTS = jnp.array([[2, 5, 10, 6], [2, 9, 9, 0]])
 LENGTHS = [(5, 4), (3, 3)]
@@ -54,8 +60,7 @@ def sizes(model):
 @pytest.mark.parametrize('width, heads, count', [(512, 8, 63_082_496), (1024, 16, 214_245_376)], ids=['base', 'big'])
 def test_published_models_have_the_parameters_of_the_paper(width, heads, count):
     """Base and big, of table 3 in Vaswani et al. 2017, who round to 65 and 213 million."""
-    recipe = dataclasses.replace(PAPER, heads=heads, mlp_width=4 * width)
-    made = TransformerSeq2Seq(37_000, 37_000, width, 6, 512, recipe, shared=True, scan=True)
+    made = TransformerSeq2Seq(37_000, 37_000, dataclasses.replace(PAPER, layers=6, width=width, heads=heads))
     assert sum(int(np.prod(x.shape)) for x in jax.tree.leaves(sizes(made))) == count
 
 
@@ -65,14 +70,13 @@ def test_a_shared_embedding_is_one_table_for_vocabularies_of_one_size():
     assert [apart[f'embed_{side}']['embedding'].shape for side in ('source', 'target')] == [(V, D), (V + 2, D)]
     assert logits('today').shape == (2, T, V + 2)
     with pytest.raises(ValueError, match='vocabularies have 11 and 13 tokens; expected one size for a shared'):
-        sizes(MODELS['today'].clone(shared=True))
+        sizes(changed('today', shared_embedding=True))
 
 
 @pytest.mark.parametrize('name', MODELS)
 def test_a_state_depends_on_its_past_and_on_all_of_the_source(name):
     """By gradient; tokens stand once each, so that a row of a table is a place."""
-    recipe = dataclasses.replace(MODELS[name].recipe, experts=0)  # whose slopes take long to compile
-    model = MODELS[name].clone(shared=False, recipe=recipe)
+    model = changed(name, shared_embedding=False, experts=0)  # the slopes of experts take long to compile
     source, inputs = jnp.array([[3, 1, 2, 0, 0]]), jnp.arange(1, T + 1)[None]
     held = drawn(model, source, inputs)['params']
 
@@ -122,7 +126,7 @@ def test_padding_and_neighbours_change_no_gradients():
 def test_steps_with_a_cache_are_teacher_forcing_and_project_the_source_once(name):
     """After the first call the states of the source are not read: here they are NaN."""
     model = MODELS[name]
-    cached = model.clone(recipe=dataclasses.replace(model.recipe, slots=T))
+    cached = model.clone(cache_length=T)
 
     @functools.partial(jax.jit, compiler_options=QUICK)
     def begun(params):
@@ -144,9 +148,9 @@ def test_steps_with_a_cache_are_teacher_forcing_and_project_the_source_once(name
     for b, (_, n) in enumerate(LENGTHS):
         np.testing.assert_allclose(np.stack(found, axis=1)[b, :n], logits(name)[b, :n], atol=1e-5)
     kept = [x for path, x in jax.tree.leaves_with_path(cache) if 'cached_memory' in jax.tree_util.keystr(path)]
-    heads = model.recipe.kv_heads or model.recipe.heads
-    each = (2, *(L,) * model.scan, S, heads, D // model.recipe.heads)
-    assert [x.shape for x in kept] == [each] * (2 if model.scan else 2 * L)  # keys and values
+    heads = model.config.kv_heads or model.config.heads
+    each = (2, *(L,) * model.config.scan, S, heads, D // model.config.heads)
+    assert [x.shape for x in kept] == [each] * (2 if model.config.scan else 2 * L)  # keys and values
 
 
 def unstacked(params):
@@ -159,10 +163,10 @@ def unstacked(params):
 def test_a_scan_is_its_loop_and_so_are_the_maps_which_change_no_logits():
     scan = MODELS['paper']
     runs = {}
-    for model, held in ((scan, params('paper')), (scan.clone(scan=False), unstacked(params('paper')))):
+    for model, held in ((scan, params('paper')), (changed('paper', scan=False), unstacked(params('paper')))):
         (found, _), sown = program(model, mutable=['intermediates'])(held, SOURCE, INPUTS)
-        np.testing.assert_allclose(found, logits('paper'), atol=1e-6 if model.scan else 1e-5)
-        runs[model.scan] = jax.device_get(attention_maps(sown['intermediates']))
+        np.testing.assert_allclose(found, logits('paper'), atol=1e-6 if model.config.scan else 1e-5)
+        runs[model.config.scan] = jax.device_get(attention_maps(sown['intermediates']))
     maps = runs[False]
     assert {name: x.shape for name, x in maps.items()} == {
         'decoder/attention': (2, L, N, T, T), 'decoder/cross_attention': (2, L, N, T, S),

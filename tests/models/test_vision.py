@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.configs import ResNetConfig, VitConfig
 from attnlab.kernels.patches import patchify, unpatchify
 from attnlab.kernels.positions import sinusoidal_2d
 from attnlab.kernels.rotary import rotary_2d
-from attnlab.layers.block import Recipe
 from attnlab.layers.patches import AttentionPool, ConvolutionalTokens, GridRotary, PatchEmbedding, tokens_grid
 from attnlab.models.resnet import ResNet
 from attnlab.models.vision import VisionTransformer
@@ -22,12 +22,11 @@ quick = partial(jax.jit, compiler_options=QUICK)
 
 IMAGE, PATCH, CLASSES, D = (8, 16), (4, 4), 5, 16
 ROWS, COLUMNS = 2, 4
-RECIPE = Recipe(heads=2)
+PLAIN = VitConfig(image=IMAGE, patch=PATCH, width=D, layers=2, heads=2, init=0.0, scaled_init=False)
 
 
-def model(recipe=RECIPE, **changes):
-    fields = dict(classes=CLASSES, image=IMAGE, patch=PATCH, width=D, layers=2, recipe=recipe) | changes
-    return VisionTransformer(**fields)
+def model(**changes):
+    return VisionTransformer(CLASSES, dataclasses.replace(PLAIN, **changes))
 
 
 def pictures(B=2, shape=IMAGE, C=3):
@@ -36,7 +35,7 @@ def pictures(B=2, shape=IMAGE, C=3):
 
 def started(made, images=None):
     """Parameters, none of them at a start that hides it, such as zero."""
-    images = pictures(shape=made.image) if images is None else images
+    images = pictures(shape=made.config.image) if images is None else images
     params = quick(made.init)(jax.random.key(0), images)['params']
     leaves, tree = jax.tree.flatten(params)
     random = np.random.default_rng(1)
@@ -106,7 +105,7 @@ def test_a_transposed_image_is_swapped_halves_of_the_codes():
     plain = logits(made, params | {'positions': {'table': codes}}, images)
     assert float(jnp.max(jnp.abs(plain - both[1]))) > 1e-3
     sinusoids = {name: x for name, x in params.items() if name != 'positions'}
-    np.testing.assert_allclose(logits(made.clone(positions='sinusoidal'), sinusoids, images), plain, atol=1e-6)
+    np.testing.assert_allclose(logits(model(image=(8, 8), positions='sinusoidal'), sinusoids, images), plain, atol=1e-6)
 
 
 @pytest.mark.parametrize('positions', ['sinusoidal', 'rotary'])
@@ -174,22 +173,23 @@ def test_every_register_and_every_pixel_matters():
 
 
 def test_the_tokenizer_halves_the_grid_and_uses_all_of_the_image():
-    made = model(embedding='tokenizer', channels=(6,), image=(9, 16), pool='attention')
+    made = model(embedding='tokenizer', convolutions=2, channels=6, image=(9, 16), pool='attention')
     assert made.grid == tokens_grid((9, 16), 2) == (3, 4)
     images = pictures(shape=(9, 16))
     layer = ConvolutionalTokens((6,), D)
     params = quick(layer.init)(jax.random.key(0), images)
     tokens = quick(layer.apply)(params, images)
     assert tokens.shape == (2, 12, D) and 'bias' not in params['params']['convolution_0']
-    assert model(image=(32, 32), embedding='tokenizer', channels=(64,)).grid == (8, 8)
+    assert model(image=(32, 32), embedding='tokenizer').grid == (8, 8)
     slope = quick(jax.grad(lambda x: jnp.sum(jnp.sin(layer.apply(params, x)))))(images)
     assert float(jnp.mean(jnp.any(slope != 0, axis=(0, 3)))) > 0.9
     assert logits(made, started(made, images), images).shape == (2, CLASSES)
 
 
 def test_the_compact_transformer_has_as_many_parameters_as_published():
-    recipe = Recipe(heads=2, mlp_width=128)
-    made = VisionTransformer(10, (32, 32), (4, 4), 128, 2, recipe, 'tokenizer', (64,), pool='attention')
+    made = VisionTransformer(
+        10, VitConfig(width=128, layers=2, heads=2, mlp_width=128, embedding='tokenizer', pool='attention')
+    )
     shapes = jax.eval_shape(made.init, jax.random.key(0), pictures(shape=(32, 32)))
     assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e6, 2) == 0.28  # Hassani et al. 2021, table 2
 
@@ -199,8 +199,8 @@ def test_the_compact_transformer_has_as_many_parameters_as_published():
     {'mlp': 'swiglu', 'kv_heads': 1, 'sinks': True},
 ], ids=str)  # fmt: skip
 def test_variants_of_blocks(change):
-    made = model(dataclasses.replace(RECIPE, **change), positions='rotary', pool='class', registers=1)
-    scanned = made.clone(scan=True, remat='full')
+    change = dict(positions='rotary', pool='class', registers=1) | change
+    made, scanned = model(**change), model(scan=True, remat='full', **change)
     params, images = started(made), pictures()
     said = jax.eval_shape(made.apply, {'params': params}, images)[1]
     assert bool(said) == ('experts' in change)
@@ -211,7 +211,7 @@ def test_variants_of_blocks(change):
 
 
 def test_half_precision_gives_whole_logits():
-    made = model(dataclasses.replace(RECIPE, dtype=jnp.bfloat16), registers=1, pool='class')
+    made = model(dtype='bfloat16', registers=1, pool='class')
     params, images = started(made), pictures()
     half, whole = logits(made, params, images), logits(model(registers=1, pool='class'), params, images)
     assert half.dtype == jnp.float32
@@ -220,15 +220,13 @@ def test_half_precision_gives_whole_logits():
 
 @pytest.mark.parametrize(('changes', 'message'), [
     (dict(image=(33, 33), patch=(4, 4)), 'patches of height 4 do not divide images of height 33'),
-    (dict(pool='max'), "pool is 'max'; expected 'mean', 'class' or 'attention'"),
     (dict(positions='2d'), "positions is '2d'; expected 'learned', 'sinusoidal', 'rotary' or 'none'"),
     (dict(positions='rotary', width=12), 'a multiple of 4'),
-    (dict(embedding='linear'), "the form is 'linear'; expected 'product' or 'convolution'"),
 ])  # fmt: skip
 def test_what_makes_no_model_is_refused(changes, message, as_used):
     made = model(**changes)
     with pytest.raises(ValueError, match=message):
-        made.init(jax.random.key(0), pictures(shape=made.image))
+        made.init(jax.random.key(0), pictures(shape=made.config.image))
 
 
 def test_an_image_of_another_size_is_refused():
@@ -243,7 +241,7 @@ def test_attention_pooling_of_equal_scores_is_the_mean():
 
 
 def test_the_residual_network():
-    made, images = ResNet(CLASSES, 8, 2), pictures(shape=(16, 16))
+    made, images = ResNet(CLASSES, ResNetConfig(width=8, blocks=2)), pictures(shape=(16, 16))
     params = quick(made.init)(jax.random.key(0), images)['params']
     apply = quick(made.apply)
     alone = apply({'params': params}, images[:1])

@@ -1,5 +1,6 @@
 """Our language model and our blocks against the same ones in PyTorch, number by number."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -7,15 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.configs import LanguageModelConfig
 from attnlab.kernels.losses import cross_entropy
 from attnlab.kernels.masks import padding
-from attnlab.layers.block import Block, Recipe
+from attnlab.layers.block import Block
 from attnlab.models.language import LanguageModel
 
 pytestmark = pytest.mark.peers
 
 TOLERANCE = 64 * float(np.finfo(np.float32).eps)  # 7.6e-6: some tens of roundings, values of order one
 V, D, L, T, N, B = 11, 8, 2, 6, 2, 3
+CONFIG = LanguageModelConfig(layers=L, width=D, heads=N, context=T)
 LENGTHS = np.array([6, 1, 4])
 
 
@@ -30,7 +33,7 @@ def both(mlp):
     """Ours, its random parameters, and the other model with the same ones; and tokens [B, T + 1]."""
     from attnlab.bench import lm_torch as peer
 
-    model = LanguageModel(V, D, L, T, Recipe(heads=N, mlp=mlp))
+    model = LanguageModel(V, dataclasses.replace(CONFIG, mlp=mlp))
     tokens = np.random.default_rng(0).integers(0, V, (B, T + 1)).astype(np.int32)
     params = drawn(model.init, tokens[:, :-1])
     other = peer.LanguageModel(V, D, L, T, N, mlp)
@@ -127,7 +130,7 @@ def test_greedy_decoding_says_what_torch_says():
 @pytest.mark.parametrize('order', ['pre', 'post'])
 def test_a_block_is_the_encoder_layer_of_torch(order, act):
     torch = pytest.importorskip('torch')
-    block, rules = Block(Recipe(heads=N, order=order, mlp=act), L), padding(keys=jnp.asarray(LENGTHS))
+    block, rules = Block(dataclasses.replace(CONFIG, order=order, mlp=act)), padding(keys=jnp.asarray(LENGTHS))
     x, slope = np.random.default_rng(2).standard_normal((2, B, T, D)).astype(np.float32)
     real = np.arange(T) < LENGTHS[:, None]
     rest = dict(rules=rules, real=None, deterministic=True)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.configs import RecurrentConfig
 from attnlab.kernels.losses import cross_entropy
 from attnlab.models.recurrent import RecurrentSeq2Seq
 
@@ -29,7 +30,8 @@ def both(*dimensions):
     """Ours, its random parameters (biases too), and the other model with the same ones; no dropout."""
     from attnlab.bench import seq2seq_torch as peer
 
-    model = RecurrentSeq2Seq(*VOCABULARIES, *dimensions, 0.0)
+    names = ('cell', 'embedding', 'hidden', 'encoder_layers', 'bidirectional', 'reverse_source', 'attention')
+    model = RecurrentSeq2Seq(*VOCABULARIES, RecurrentConfig(**dict(zip(names, dimensions, strict=True))))
     source, inputs, _ = batch()
     shapes = jax.eval_shape(model.init, jax.random.key(0), source, inputs)['params']
     random = np.random.default_rng(1)

@@ -10,8 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
+from attnlab.configs import LanguageModelConfig
 from attnlab.kernels import attention
-from attnlab.layers.block import Recipe
 from attnlab.models.language import LanguageModel
 from attnlab.train.cost import compiler_flops, gradient_flops, product_flops, saved_bytes, tree_bytes, tree_size
 
@@ -168,7 +168,7 @@ V, D, L, HEADS, T = 97, 128, 2, 4, 16
 
 def language(V=V, D=D, L=L, heads=HEADS, T=T, B=2, **kwargs):
     """Logits as a function of parameters and tokens, and the shapes of both."""
-    made = LanguageModel(V, D, L, T, Recipe(heads=heads), **kwargs)
+    made = LanguageModel(V, LanguageModelConfig(layers=L, width=D, heads=heads, context=T, **kwargs))
     tokens = shape(B, T, dtype=jnp.int32)
     params = jax.eval_shape(made.init, KEY, tokens)
     return lambda params, tokens: made.apply(params, tokens)[0], params, tokens

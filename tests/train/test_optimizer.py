@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attnlab.configs import LanguageModelConfig, ResNetConfig
 from attnlab.configs.run import OptimizerConfig
-from attnlab.layers.block import Recipe
 from attnlab.models.language import LanguageModel
 from attnlab.models.resnet import ResNet
 from attnlab.train import optimizer
@@ -53,8 +53,9 @@ def test_decay_reaches_matrices_only():
     {}, dict(experts=2, active=1, mlp='swiglu'), dict(norm='layer', qk_norm='rms', sinks=True),
 ])  # fmt: skip
 def test_what_is_decayed_is_so_with_and_without_a_scan(changes):
-    made = LanguageModel(7, 8, 2, 6, Recipe(heads=2, **changes), positions='learned')
-    for model in (made, made.clone(scan=True)):
+    for scan in (False, True):
+        config = LanguageModelConfig(layers=2, width=8, heads=2, context=6, scan=scan, **changes)
+        model = LanguageModel(7, config)
         params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))['params']
         found, _ = jax.tree_util.tree_flatten_with_path(optimizer.decayed(params))
         for path, is_decayed in found:
@@ -70,7 +71,7 @@ def test_clipping_by_the_global_norm(clip, expected):
 
 
 def test_rates_fall_through_the_blocks_of_a_residual_network(quickly):
-    params = ResNet(3, 8, 2).init(jax.random.key(0), jnp.ones((1, 8, 8, 1)))['params']
+    params = ResNet(3, ResNetConfig(width=8, blocks=2)).init(jax.random.key(0), jnp.ones((1, 8, 8, 1)))['params']
     scaled = optimizer.by_depth(jax.tree.map(jnp.ones_like, params), 0.5)
     expected = {'stem': 7, 'stem_norm': 7, 'stage_0_block_0_first': 6, 'stage_1_block_0_shortcut': 4,
                 'stage_1_block_1_second_norm': 3, 'stage_2_block_1_second': 1, 'head': 0}  # fmt: skip

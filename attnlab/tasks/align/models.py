@@ -1,18 +1,16 @@
 """The translation models of configs, behind one set of functions."""
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from attnlab.errors import UserError
+from attnlab.configs import RecurrentConfig, TranslatorConfig
 from attnlab.models.maps import attention_maps
 from attnlab.models.recurrent import RecurrentSeq2Seq
 from attnlab.models.transformer import TransformerSeq2Seq
-from attnlab.tasks import transformer
 
 
 class Model(NamedTuple):
@@ -40,30 +38,24 @@ class Model(NamedTuple):
     longest: int | None = None
 
 
-def build(config: Any, source_size: int, target_size: int) -> Model:
-    """The model of a config for vocabularies of the given sizes; UserError for values that make none."""
-    match config.model.name:
-        case 'recurrent':
-            return _recurrent(config.model, source_size, target_size)
-        case 'transformer':
-            return _transformer(config.model, config.data.widths, source_size, target_size)
-        case name:
-            raise UserError(f"model.name is {name!r}; expected 'recurrent' or 'transformer'")
+def build(config: RecurrentConfig | TranslatorConfig, source_size: int, target_size: int) -> Model:
+    """The model of a config for vocabularies of the given sizes."""
+    if isinstance(config, RecurrentConfig):
+        return _recurrent(RecurrentSeq2Seq(source_size, target_size, config))
+    return _transformer(TransformerSeq2Seq(source_size, target_size, config))
 
 
-def most_tokens(width: int) -> int:
-    """The tokens after which a translation of a source of this width is cut: far more than French needs."""
-    return 2 * width + 8
-
-
-def attends(config: Any) -> bool:
-    """Whether there is an attention to the source to look at."""
-    return config.model.name == 'transformer' or config.model.attention != 'none'
+def attends(config: RecurrentConfig | TranslatorConfig) -> bool:
+    """Whether the decoder has attention to the source."""
+    return isinstance(config, TranslatorConfig) or config.attention != 'none'
 
 
 def _init(model: Any) -> Callable[[jax.Array], Any]:
-    tokens = jnp.ones((1, 2), jnp.int32)
-    return lambda rng: model.init(rng, tokens, tokens)['params']
+    def init(rng: jax.Array) -> Any:
+        tokens = jnp.ones((1, 2), jnp.int32)
+        return model.init(rng, tokens, tokens)['params']
+
+    return init
 
 
 def _forward(model: Any, params: Any, source: Any, inputs: Any, rng: Any) -> Any:
@@ -71,24 +63,7 @@ def _forward(model: Any, params: Any, source: Any, inputs: Any, rng: Any) -> Any
     return model.apply({'params': params}, source, inputs, **noise)
 
 
-def _recurrent(fields: Any, source_size: int, target_size: int) -> Model:
-    for field, allowed in (('cell', ('gru', 'lstm')), ('attention', ('additive', 'dot', 'none'))):
-        if fields[field] not in allowed:
-            raise UserError(f'model.{field} is {fields[field]!r}; expected one of {", ".join(allowed)}')
-    transformer.check_depth(fields, 'encoder_layers')
-    for field in ('embedding', 'hidden'):
-        if fields[field] < 1:
-            raise UserError(f'model.{field} is {fields[field]}; expected 1 or more')
-    if not 0.0 <= fields.dropout < 1.0:
-        raise UserError(f'model.dropout is {fields.dropout}; expected 0 <= rate < 1')
-    if fields.original and (fields.cell != 'gru' or fields.attention == 'dot' or fields.hidden % 2):
-        made = f'cell {fields.cell!r}, attention {fields.attention!r} and hidden {fields.hidden}'
-        raise UserError(f"model.original has a GRU, attention 'additive' or 'none' and an even hidden, not {made}")
-    model = RecurrentSeq2Seq(
-        source_size, target_size, fields.cell, fields.embedding, fields.hidden, fields.encoder_layers,
-        fields.bidirectional, fields.reverse_source, fields.attention, fields.dropout, fields.original,
-    )  # fmt: skip
-
+def _recurrent(model: RecurrentSeq2Seq) -> Model:
     forward = lambda *args: (_forward(model, *args)[0], {})
 
     def read(params: Any, source: Any, inputs: Any) -> tuple[Any, Any]:
@@ -109,23 +84,10 @@ def _recurrent(fields: Any, source_size: int, target_size: int) -> Model:
     return Model(_init(model), forward, read, maps, start, step)
 
 
-def _transformer(fields: Any, widths: Sequence[int], source_size: int, target_size: int) -> Model:
-    transformer.check(fields)
-    if fields.mixer != 'attention':
-        raise UserError(f"model.mixer is {fields.mixer!r}; an encoder sees both sides, expected 'attention'")
-    if not 1 <= fields.alignment_layer <= fields.layers:
-        raise UserError(f'model.alignment_layer is {fields.alignment_layer}; expected 1 to {fields.layers}, the layers')
-    if fields.alignment_shift not in (0, 1):
-        raise UserError(f'model.alignment_shift is {fields.alignment_shift}; expected 0 or 1')
-    longest = fields.context if fields.positions == 'learned' else None
-    if longest is not None and longest < most_tokens(widths[-1]):
-        needed = f'{most_tokens(widths[-1])}, what a translation of {widths[-1]} tokens may take'
-        raise UserError(f'model.context is {fields.context} with learned positions; expected at least {needed}')
-    model = TransformerSeq2Seq(
-        source_size, target_size, fields.width, fields.layers, fields.context, transformer.recipe(fields),
-        transformer.added(fields), fields.shared_embedding, fields.scan, fields.remat,
-    )  # fmt: skip
-    layer = fields.alignment_layer - 1
+def _transformer(model: TransformerSeq2Seq) -> Model:
+    config = model.config
+    longest = config.context if config.positions == 'learned' else None
+    layer = config.alignment_layer - 1
 
     def read_all(params: Any, source: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
         (logits, _), sown = model.apply({'params': params}, source, inputs, mutable=['intermediates'])
@@ -136,7 +98,7 @@ def _transformer(fields: Any, widths: Sequence[int], source_size: int, target_si
         return logits, jnp.mean(found['decoder/cross_attention'], axis=2)
 
     def decoder(limit: int) -> Callable[..., Any]:
-        cached = model.clone(recipe=dataclasses.replace(model.recipe, slots=limit))
+        cached = model.clone(cache_length=limit)
         mutable = ['cache', 'intermediates']
         return lambda variables, *args: cached.apply(variables, *args, mutable=mutable, method='decode')
 
@@ -155,4 +117,4 @@ def _transformer(fields: Any, widths: Sequence[int], source_size: int, target_si
 
     maps = lambda params, source, inputs: read_all(params, source, inputs)[1]
     forward = partial(_forward, model)
-    return Model(_init(model), forward, read, maps, start, step, layer, fields.alignment_shift, longest)
+    return Model(_init(model), forward, read, maps, start, step, layer, config.alignment_shift, longest)

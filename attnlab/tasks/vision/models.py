@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attnlab.configs import ResNetConfig, VitConfig
 from attnlab.errors import UserError
 from attnlab.models.maps import attention_maps
 from attnlab.models.resnet import ResNet
-from attnlab.tasks import transformer, vit
+from attnlab.models.vision import VisionTransformer
 from attnlab.tasks.vision.corpus import Scale
 
 
@@ -33,47 +34,29 @@ class Model(NamedTuple):
     reader: int | None
 
 
-def check(model: Any) -> None:
-    """Raises UserError for fields of no model."""
-    match model.name:
-        case 'vit':
-            vit.check(model)
-        case 'resnet':
-            vit.check_size(model, 'image')
-            transformer.check_depth(model, 'blocks')
-            if model.width < 1:
-                raise UserError(f'model.width is {model.width}; expected 1 or more')
-        case name:
-            raise UserError(f"model.name is {name!r}; expected 'vit' or 'resnet'")
-
-
-def build(model: Any, classes: int, channels: int) -> Model:
-    """The model of a config for images of so many channels; UserError for values that make none."""
-    check(model)
-    image = tuple(model.image)
-    if model.name == 'resnet':
-        made = ResNet(classes, model.width, model.blocks)
+def build(config: VitConfig | ResNetConfig, classes: int, channels: int) -> Model:
+    """The model of a config for images of so many channels; UserError if patches do not divide the image."""
+    image = config.image
+    if isinstance(config, ResNetConfig):
+        made = ResNet(classes, config)
         forward = lambda params, images, rng: (made.apply({'params': params}, images), {})
-        found = Model(_init(made, (*image, channels)), forward, lambda params, images: {}, image, (1, 1), 0, None)
-    else:
-        made = vit.build(model, classes)
+        return Model(_init(made, (*image, channels)), forward, lambda params, images: {}, image, (1, 1), 0, None)
+    made = VisionTransformer(classes, config)
 
-        def forward(params: Any, images: Any, rng: Any) -> Any:
-            noise: dict[str, Any] = {} if rng is None else {'deterministic': False, 'rngs': {'dropout': rng}}
-            return made.apply({'params': params}, images, **noise)
+    def forward(params: Any, images: Any, rng: Any) -> Any:
+        noise: dict[str, Any] = {} if rng is None else {'deterministic': False, 'rngs': {'dropout': rng}}
+        return made.apply({'params': params}, images, **noise)
 
-        def maps(params: Any, images: Any) -> dict[str, Any]:
-            sown: Any = made.apply({'params': params}, images, mutable=['intermediates'])[1]
-            return attention_maps(sown['intermediates'])
+    def maps(params: Any, images: Any) -> dict[str, Any]:
+        sown: Any = made.apply({'params': params}, images, mutable=['intermediates'])[1]
+        return attention_maps(sown['intermediates'])
 
-        try:
-            grid = made.grid
-        except ValueError as error:
-            raise UserError(f'model: {error}') from None
-        reader = made.prefix - 1 if made.pool == 'class' else None
-        found = Model(_init(made, (*image, channels)), forward, maps, image, grid, made.prefix, reader)
-    transformer.try_init(model, found.init)
-    return found
+    try:
+        grid = made.grid
+    except ValueError as error:
+        raise UserError(f'model: {error}') from None
+    reader = made.prefix - 1 if config.pool == 'class' else None
+    return Model(_init(made, (*image, channels)), forward, maps, image, grid, made.prefix, reader)
 
 
 def _init(made: Any, shape: tuple[int, ...]) -> Callable[[jax.Array], Any]:
