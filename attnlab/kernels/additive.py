@@ -45,14 +45,14 @@ def additive_attention(
       ValueError: for shapes, dtypes and rates that do not fit, naming what came and what was expected.
     """
     query, key, value, score = map(jnp.asarray, (query, key, value, score))
-    rules = visibility(
+    both = visibility(
         mask=mask, query_seq_lengths=query_seq_lengths, key_value_seq_lengths=key_value_seq_lengths,
         query_positions=query_positions, key_positions=key_positions,
         query_segment_ids=query_segment_ids, key_segment_ids=key_segment_ids,
         is_causal=is_causal, window=window_sides(local_window_size),
     )  # fmt: skip
     call = Call(
-        query, key, value, rules, scale=1.0, bias=None if bias is None else jnp.asarray(bias),
+        query, key, value, both, scale=1.0, bias=None if bias is None else jnp.asarray(bias),
         dropout_rate=number('dropout_rate', dropout_rate), dropout_rng=dropout_rng,
         return_residual=return_residual, return_weights=return_weights,
     )  # fmt: skip
@@ -64,7 +64,7 @@ def additive_attention(
 
 def _attend(call: Call, score: Float[Array, 'N H']) -> Attended:
     N, K = call.query.shape[2], call.key.shape[2]
-    array = as_array(call.rules, call.query.shape[1], call.key.shape[1])
+    array = as_array(call.mask, call.query.shape[1], call.key.shape[1])
     call, bad = dense.clean(call, array)
     wide = jnp.promote_types(call.query.dtype, jnp.float32)
     queries = call.query.astype(wide).swapaxes(1, 2)[:, :, :, None, :]

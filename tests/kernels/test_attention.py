@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attnlab import dot_product_attention
-from attnlab.kernels.attention import IMPLEMENTATIONS
+from attnlab.kernels.implementations import IMPLEMENTATIONS
 from tests.kernels import oracle
 
 B, T, S, N, K, H = 2, 4, 5, 4, 2, 3

@@ -11,7 +11,7 @@ import pytest
 
 from attnlab import dot_product_attention
 from attnlab.kernels import cudnn
-from attnlab.kernels.attention import fastest
+from attnlab.kernels.implementations import fastest
 from tests.kernels import fused
 from tests.kernels.fused import B, K, N, drawn, forward, gradient, hold, shapes
 

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from attnlab import dot_product_attention
 from attnlab.kernels import axes, dropout, masks, ring, tiles
-from attnlab.kernels.attention import fastest
 from attnlab.kernels.call import Call
+from attnlab.kernels.implementations import fastest
 from attnlab.kernels.masks import Visibility
 from tests.kernels import oracle
 from tests.kernels.combinations import spoil
@@ -192,12 +192,13 @@ def work(size, folded, T=64, blocks=(4, 2), **kwargs):
     how = how._replace(folded=folded)
     formed, seen = np.zeros((2, size, size), int)
     for device, turn in np.ndindex(size, size):
-        rules = jax.tree.map(lambda x: x[0], ring.local(how, {}, jnp.int32(device), jnp.int32((device - turn) % size)))
+        begin = ring.begin(how, jnp.int32(device), jnp.int32((device - turn) % size))
+        grid = how.plan.grid
         queries, keys = (
             np.add.outer(np.asarray(starts), np.arange(block)).reshape(-1)
-            for starts, block in ((rules.query_starts, how.plan.grid.queries), (rules.key_starts, how.plan.grid.keys))
+            for starts, block in zip(begin, (grid.queries, grid.keys), strict=True)
         )
-        kinds = tiles.table(how.plan.grid, rules, True, how.plan.window).kinds
+        kinds = tiles.Tiles(grid, call.mask, begin).table().kinds
         formed[device, turn] = np.sum(np.asarray(kinds) != tiles.HIDDEN)
         seen[device, turn] = np.sum(queries[:, None] >= keys[None])
     return formed, seen
@@ -236,7 +237,7 @@ def test_none_takes_ring_where_tokens_are_divided():
     'query: its 31 tokens do not divide over 2 devices': {'query': jnp.zeros((B, 31, N, H))},
     'key: its 3 tokens do not': {'key': jnp.zeros((B, 3, K, H)), 'value': jnp.zeros((B, 3, K, H))},
     'bias: ring adds none': {'bias': jnp.zeros((1, 1, 1, T))},
-    'mask: ring takes rules': {'mask': jnp.ones((1, 1, T, T), bool)},
+    'mask: ring takes no array': {'mask': jnp.ones((1, 1, T, T), bool)},
     'return_weights: ring never forms them': {'return_weights': True},
     'dropout_rate: ring draws for pairs of keys, .* 1 in a row': {
         'query': jnp.zeros((B, 2, N, H)), 'key': jnp.zeros((B, 2, K, H)), 'value': jnp.zeros((B, 2, K, H)),
