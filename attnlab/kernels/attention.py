@@ -1,11 +1,11 @@
 """`dot_product_attention`: one signature for every implementation in `kernels.implementations`."""
 
 from collections.abc import Sequence
-from typing import SupportsIndex
+from typing import SupportsIndex, Unpack
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from attnlab.kernels.call import (
     Attended,
@@ -19,7 +19,7 @@ from attnlab.kernels.call import (
     with_automatic_axes,
 )
 from attnlab.kernels.implementations import ALIASES, IMPLEMENTATIONS, fastest, kernel
-from attnlab.kernels.masks import Host, Row, Visibility, Window, visibility, window_sides
+from attnlab.kernels.masks import Host, MaskArguments, Visibility, from_arguments
 from attnlab.kernels.norms import l2_norm, rms_norm
 
 
@@ -31,14 +31,6 @@ def dot_product_attention(
     mask: Bool[Host, '... #N #T #S'] | Visibility | None = None,
     *,
     scale: Number | Float[Host, ''] | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: Int[Host, ' B'] | Row | None = None,
-    key_value_seq_lengths: Int[Host, ' B'] | Row | None = None,
-    local_window_size: Window | None = None,
-    query_positions: Int[Host, '#B T'] | Row | None = None,
-    key_positions: Int[Host, '#B S'] | Row | None = None,
-    query_segment_ids: Int[Host, '#B T'] | Row | None = None,
-    key_segment_ids: Int[Host, '#B S'] | Row | None = None,
     logits_soft_cap: Number | None = None,
     sinks: Float[Host, ' N'] | None = None,
     alibi_slopes: Float[Host, ' N'] | None = None,
@@ -49,6 +41,7 @@ def dot_product_attention(
     block_sizes: Sequence[SupportsIndex] | None = None,
     return_residual: bool = False,
     return_weights: bool = False,
+    **mask_arguments: Unpack[MaskArguments],
 ) -> Float[Array, '*B T N Hv'] | tuple[Array, ...]:
     """softmax(scale Q K^T + bias) V with masks, in float32 or wider inside.
 
@@ -98,15 +91,9 @@ def dot_product_attention(
     unbatched = query.ndim == key.ndim == value.ndim == 3
     if unbatched:
         query, key, value = query[None], key[None], value[None]
-    both = visibility(
-        query_seq_lengths=query_seq_lengths, key_value_seq_lengths=key_value_seq_lengths,
-        query_positions=query_positions, key_positions=key_positions,
-        query_segment_ids=query_segment_ids, key_segment_ids=key_segment_ids,
-        is_causal=is_causal, window=window_sides(local_window_size),
-    )  # fmt: skip
-    both &= mask if isinstance(mask, Visibility) else Visibility(_pairs(mask, unbatched))
+    mask = mask if isinstance(mask, Visibility) else _pairs(mask, unbatched)
     call = Call(
-        query, key, value, both, scale_of(scale, query.shape[-1] if query.ndim else 1),
+        query, key, value, from_arguments(mask, mask_arguments), scale_of(scale, query.shape[-1] if query.ndim else 1),
         _pairs(bias, unbatched), _array(sinks), _array(alibi_slopes),
         None if logits_soft_cap is None else number('logits_soft_cap', logits_soft_cap),
         number('dropout_rate', dropout_rate), dropout_rng, sizes_of_blocks(block_sizes),

@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from attnlab.kernels import dense, flash
 from attnlab.kernels.call import Attended, Call
-from attnlab.kernels.tiles import Grid
+from attnlab.kernels.tiles import Grid, even
 
 
 def dot_product(call: Call) -> Attended:
@@ -34,15 +34,9 @@ def pays(call: Call, platform: str) -> bool:
 
 def block_sizes(T: int, S: int, N: int, platform: str) -> tuple[int, int]:
     """Blocks of about equal length; on a CPU the fewer queries the more heads, for a tile holds all of them."""
-    keys = _even(S, 512)
+    keys = even(S, 512, 8)
     queries = max(64, min(512, 2**21 // (N * keys))) if platform == 'cpu' else 512
-    return _even(T, queries), keys
-
-
-def _even(length: int, limit: int) -> int:
-    """The length cut into the fewest blocks of at most `limit`, rounded up to a multiple of 8."""
-    blocks = math.ceil(length / limit)
-    return math.ceil(length / blocks / 8) * 8
+    return even(T, queries, 8), keys
 
 
 def _padded(call: Call, platform: str) -> tuple[flash.Plan, flash.Arrays]:

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
 import jax
@@ -47,6 +47,13 @@ class Attended(NamedTuple):
     output: Float[Array, 'B T N Hv']
     residual: Float[Array, 'B T N'] | None
     weights: Float[Array, 'B N T S'] | None
+
+
+def refuse(reasons: Iterable[tuple[str, bool, str]]) -> None:
+    """Raise NotImplementedError for the first of (argument, whether it is refused, reason) that is refused."""
+    for name, is_refused, reason in reasons:
+        if is_refused:
+            raise NotImplementedError(f'{name}: {reason}')
 
 
 def give(attended: Attended) -> Array | tuple[Array, ...]:

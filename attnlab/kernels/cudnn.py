@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from attnlab.kernels import dense, sanitize
-from attnlab.kernels.call import Attended, Call
+from attnlab.kernels.call import Attended, Call, refuse
 from attnlab.kernels.masks import Visibility, as_array
 
 LOW = -(2.0**41)
@@ -31,10 +31,7 @@ def dot_product(call: Call) -> Attended:
     if 0 in call.query.shape or 0 in call.value.shape:
         return dense.dot_product(call)
     call, bias = _with_bias(call)
-    if not call.mask.restrict():
-        return Attended(_call(call, bias), None, None)
-    cleaned = sanitize.clean(call)
-    return Attended(sanitize.settle(_call(cleaned.call, bias), cleaned), None, None)
+    return sanitize.around(lambda call: _call(call, bias), call)
 
 
 def pays(call: Call, platform: str) -> bool:
@@ -56,7 +53,7 @@ def _refuse(call: Call, capability: tuple[int, int]) -> None:
     half, width = call.query.dtype, max(call.query.shape[-1], call.value.shape[-1])
     limit = 256 if capability[0] == 9 else 128
     nowhere = 'JAX has no way to tell cuDNN'
-    reasons = [
+    refuse([
         ('platform', capability < (8, 0), f'cuDNN wants compute capability 8.0; this GPU has {capability}'),
         ('query', half not in (jnp.bfloat16, jnp.float16), f'cuDNN takes bfloat16 and float16, not {half}'),
         ('query', width > limit, f'cuDNN has a gradient for heads of {limit} numbers here, not of {width}'),
@@ -74,10 +71,7 @@ def _refuse(call: Call, capability: tuple[int, int]) -> None:
         ('return_residual', call.return_residual, f'JAX rounds it to {half}'),
         *_refused_mask(call.mask, call.bias is not None or call.mask.mask is not None, T, S),
         *_refused_pairs(call, T, S),
-    ]  # fmt: skip
-    for name, is_so, reason in reasons:
-        if is_so:
-            raise NotImplementedError(f'{name}: {reason}')
+    ])  # fmt: skip
 
 
 def _refused_mask(mask: Visibility, in_bias: bool, T: int, S: int) -> list[tuple[str, bool, str]]:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.kernels import axes
 from attnlab.kernels.call import Attended, Call, check, with_automatic_axes
-from attnlab.kernels.masks import Host, Row, length_mask, visibility
+from attnlab.kernels.masks import Host, Row, Visibility, causal, length_mask, padding
 
 CHUNK = 64
 """Tokens a step of the causal scan: longer ones form more pairs, shorter ones store more states for the gradient."""
@@ -47,10 +47,8 @@ def linear_attention(
       ValueError: for shapes, dtypes, names and numbers that do not fit, naming what came and what was expected.
     """
     query, key, value = map(jnp.asarray, (query, key, value))
-    mask = visibility(
-        query_seq_lengths=query_seq_lengths, key_value_seq_lengths=key_value_seq_lengths, is_causal=is_causal
-    )
-    call = Call(query, key, value, mask, scale=1.0)
+    mask = causal() if is_causal else Visibility()
+    call = Call(query, key, value, mask & padding(query_seq_lengths, key_value_seq_lengths), scale=1.0)
     check(call)
     if feature_map not in FEATURE_MAPS:
         raise ValueError(f'feature_map is {feature_map!r}; expected one of {sorted(FEATURE_MAPS)}')

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -177,6 +177,28 @@ def _merge(name: str, one: Any, other: Any) -> Any:
 def visibility(**fields: Any) -> Visibility:
     """`Visibility` of fields as users give them: lists, arrays of NumPy and integers of any width."""
     return Visibility(**{name: _stored(name, x) for name, x in fields.items()})
+
+
+class MaskArguments(TypedDict, total=False):
+    """Keyword arguments of the attention functions that say which pairs attend."""
+
+    is_causal: bool
+    query_seq_lengths: Int[Host, ' B'] | Row | None
+    key_value_seq_lengths: Int[Host, ' B'] | Row | None
+    local_window_size: Window | None
+    query_positions: Int[Host, '#B T'] | Row | None
+    key_positions: Int[Host, '#B S'] | Row | None
+    query_segment_ids: Int[Host, '#B T'] | Row | None
+    key_segment_ids: Int[Host, '#B S'] | Row | None
+
+
+def from_arguments(mask: Host | Visibility | None, arguments: MaskArguments) -> Visibility:
+    """The mask of an attention call.  Raises TypeError for arguments that do not exist, ValueError for bad ones."""
+    if unknown := arguments.keys() - MaskArguments.__annotations__.keys():
+        raise TypeError(f'unexpected keyword arguments {sorted(unknown)}; expected {[*MaskArguments.__annotations__]}')
+    fields: dict[str, Any] = {**arguments}
+    rules = visibility(window=window_sides(fields.pop('local_window_size', None)), **fields)
+    return rules & (mask if isinstance(mask, Visibility) else visibility(mask=mask))
 
 
 def causal(

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from jaxtyping import Array, Int
 
 from attnlab.kernels import axes, blockwise, dense, derivatives, flash
-from attnlab.kernels.call import Attended, Call
+from attnlab.kernels.call import Attended, Call, refuse
 from attnlab.kernels.flash import Floats, Others
 from attnlab.kernels.tiles import Grid, Starts
 
@@ -76,15 +76,13 @@ def _mesh() -> AbstractMesh:
 def _refuse(call: Call, size: int) -> None:
     """Raises NotImplementedError for what ring does not serve, with the reason."""
     T, S = call.query.shape[1], call.key.shape[1]
-    for name, is_so, reason in (
+    refuse([
         ('query', T % size, f'its {T} tokens do not divide over {size} devices'),
         ('key', S % size, f'its {S} tokens do not divide over {size} devices'),
         ('bias', call.bias is not None, 'ring adds none of an array'),
         ('mask', call.mask.mask is not None, 'ring takes no array'),
         ('return_weights', call.return_weights, 'ring never forms them'),
-    ):
-        if is_so:
-            raise NotImplementedError(f'{name}: {reason}')
+    ])  # fmt: skip
 
 
 def divided(call: Call, mesh: AbstractMesh, platform: str) -> Ring:

@@ -4,12 +4,13 @@ Other kernels multiply what stands in a masked slot by a weight of zero, and zer
 finite numbers only; which rows see something that was not finite is counted beside, and so is which see nothing.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from attnlab.kernels.call import Call
+from attnlab.kernels.call import Attended, Call
 from attnlab.kernels.masks import Visibility, as_array
 
 FAR = 2**30
@@ -25,6 +26,14 @@ class Cleaned(NamedTuple):
     call: Call
     empty: Bool[Array, 'B #N T']
     spoilt: Bool[Array, 'B N T']
+
+
+def around(kernel: Callable[[Call], Array], call: Call) -> Attended:
+    """The output [B, T, N, Hv] of another library's kernel, with the contract kept."""
+    if not call.mask.restrict():
+        return Attended(kernel(call), None, None)
+    cleaned = clean(call)
+    return Attended(settle(kernel(cleaned.call), cleaned), None, None)
 
 
 def clean(call: Call) -> Cleaned:

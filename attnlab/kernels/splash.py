@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from attnlab.kernels import dense, sanitize
-from attnlab.kernels.call import Attended, Call
+from attnlab.kernels.call import Attended, Call, refuse
+from attnlab.kernels.tiles import even
 
 LANES = 128
 """What blocks of queries and keys are a multiple of, and the heads that JAX tests the kernel with."""
@@ -32,10 +33,7 @@ def dot_product(call: Call, interpret: bool = False) -> Attended:
     _refuse(call)
     if 0 in call.query.shape or 0 in call.value.shape:
         return dense.dot_product(call._replace(block_sizes=None))
-    if not call.mask.restrict():
-        return Attended(_call(call, interpret), None, None)
-    cleaned = sanitize.clean(call)
-    return Attended(sanitize.settle(_call(cleaned.call, interpret), cleaned), None, None)
+    return sanitize.around(lambda call: _call(call, interpret), call)
 
 
 def check_platform() -> None:
@@ -55,7 +53,7 @@ def _refuse(call: Call) -> None:
     wide = [x.dtype for x in (call.query, call.key, call.value) if x.dtype == jnp.float64]
     ids = [x for x in (mask.query_segment_ids, mask.key_segment_ids) if x is not None and x.dtype.itemsize > 4]
     counts = mask.is_causal or mask.window is not None
-    reasons = [
+    refuse([
         ('query', width > 2 * LANES, f'JAX tests splash with heads of at most {2 * LANES} numbers, not of {width}'),
         ('query', bool(wide), 'a TPU has no float64'),
         ('bias', call.bias is not None, 'splash adds none'),
@@ -70,10 +68,7 @@ def _refuse(call: Call) -> None:
         ('query_segment_ids', bool(ids), 'splash compares int32'),
         ('block_sizes', any(size % LANES for size in call.block_sizes or ()),
          f'splash wants multiples of {LANES}, not {call.block_sizes}'),
-    ]  # fmt: skip
-    for name, is_so, reason in reasons:
-        if is_so:
-            raise NotImplementedError(f'{name}: {reason}')
+    ])  # fmt: skip
 
 
 def _call(call: Call, interpret: bool) -> Array:
@@ -82,7 +77,7 @@ def _call(call: Call, interpret: bool) -> Array:
 
     T, N = call.query.shape[1:3]
     S, Hv = call.key.shape[1], call.value.shape[-1]
-    queries, keys = call.block_sizes or (_even(T, call), _even(S, call))
+    queries, keys = call.block_sizes or (_block(T, call), _block(S, call))
     padded_T, padded_S = math.ceil(T / queries) * queries, math.ceil(S / keys) * keys
     halves = all(x.dtype == jnp.bfloat16 for x in (call.query, call.key, call.value))
     # A TPU has no float16.  And the sinks' gradient is formed in the dtype of the query.
@@ -101,10 +96,10 @@ def _call(call: Call, interpret: bool) -> Array:
     return output[:, :, :T, :Hv].swapaxes(1, 2).astype(call.query.dtype)
 
 
-def _even(length: int, call: Call) -> int:
-    """The length cut into the fewest blocks that fit, of about the same size."""
+def _block(length: int, call: Call) -> int:
+    """Block size for a length; wider heads have smaller blocks."""
     limit = 512 if max(call.query.shape[-1], call.value.shape[-1]) <= LANES else 256
-    return math.ceil(length / math.ceil(length / limit) / LANES) * LANES
+    return even(length, limit, LANES)
 
 
 def _padded(x: Array, length: int) -> Array:

@@ -1,5 +1,6 @@
 """The mask of one batch row, cut into tiles of queries by keys: which tiles to skip, which need no mask."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -18,6 +19,11 @@ class Grid(NamedTuple):
     S: int
     queries: int
     keys: int
+
+
+def even(length: int, limit: int, multiple: int) -> int:
+    """Size of the blocks, a multiple of `multiple`, when a length is cut into the fewest of at most `limit`."""
+    return math.ceil(length / math.ceil(length / limit) / multiple) * multiple
 
 
 class Starts(NamedTuple):

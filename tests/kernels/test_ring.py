@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -16,9 +15,9 @@ from attnlab.kernels import axes, dropout, masks, ring, tiles
 from attnlab.kernels.call import Call
 from attnlab.kernels.implementations import fastest
 from attnlab.kernels.masks import Visibility
-from tests.kernels import oracle
+from tests.kernels import calls, oracle
 from tests.kernels.combinations import spoil
-from tests.kernels.test_memory import OPTIONS, values
+from tests.kernels.programs import OPTIONS, programs, values
 from tests.quick import QUICK
 
 B, T, N, K, H = 2, 32, 4, 2, 3
@@ -38,9 +37,7 @@ def mesh_of(shape):
 def drawn(T=T, S=T, seed=0, **more):
     """The oracle's arrays, and a cotangent."""
     random = np.random.default_rng(seed)
-    arrays = {'query': (B, T, N, H), 'key': (B, S, K, H), 'value': (B, S, K, H + 1), **more}
-    arrays = {name: random.normal(size=size) for name, size in arrays.items()}
-    return arrays, random.normal(size=(B, T, N, H + 1))
+    return calls.drawn((B, T, S, N, K, H, H + 1), random, **more), random.normal(size=(B, T, N, H + 1))
 
 
 IDS = np.sort(np.random.default_rng(3).integers(0, 4, (B, T)))
@@ -86,9 +83,8 @@ def judged(case, dtype='float32'):
     arrays, cotangent = drawn(**more)
     kwargs = dict(kwargs)
     rate = kwargs.pop('dropout_rate', 0.0)
-    wide = ('sinks', 'alibi_slopes')
-    rounded = lambda arrays: {k: jnp.asarray(x, 'float32' if k in wide else dtype) for k, x in arrays.items()}
-    given, arrays, cotangent = rounded(spoil(arrays, kwargs)), rounded(arrays), jnp.asarray(cotangent, dtype)
+    given, cotangent = calls.rounded(spoil(arrays, kwargs), dtype), jnp.asarray(cotangent, dtype)
+    arrays = calls.rounded(arrays, dtype)
     shape = B, N, T, arrays['key'].shape[1]
     factor = oracle.dropout(dropout.seed(jax.random.key(7)), rate, shape) if rate else None
     result = oracle.attention(**arrays, **kwargs, factor=factor, cotangent=cotangent)
@@ -155,10 +151,8 @@ def test_divided_arrays_stay_divided_and_only_go_round(case, sizes):
 def on_each(jaxpr):
     """The programs that run on each device."""
     for equation in jaxpr.eqns:
-        inner = [x for x in jax.tree.leaves(list(equation.params.values())) if isinstance(x, ClosedJaxpr | Jaxpr)]
-        for one in inner:
-            one = one.jaxpr if isinstance(one, ClosedJaxpr) else one
-            yield from [one] if equation.primitive.name == 'shard_map' else on_each(one)
+        for inner in programs(equation):
+            yield from [inner] if equation.primitive.name == 'shard_map' else on_each(inner)
 
 
 def held(size, T, kwargs):
