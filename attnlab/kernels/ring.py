@@ -77,8 +77,8 @@ def _refuse(call: Call, size: int) -> None:
     """Raises NotImplementedError for what ring does not serve, with the reason."""
     T, S = call.query.shape[1], call.key.shape[1]
     refuse([
-        ('query', T % size, f'its {T} tokens do not divide over {size} devices'),
-        ('key', S % size, f'its {S} tokens do not divide over {size} devices'),
+        ('query', bool(T % size), f'its {T} tokens do not divide over {size} devices'),
+        ('key', bool(S % size), f'its {S} tokens do not divide over {size} devices'),
         ('bias', call.bias is not None, 'ring adds none of an array'),
         ('mask', call.mask.mask is not None, 'ring takes no array'),
         ('return_weights', call.return_weights, 'ring never forms them'),

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attnlab import dot_product_attention
+from attnlab.kernels.masks import Visibility, prefix
 from tests.quick import QUICK
 
 B, T, S, N, K, H = 2, 4, 5, 4, 2, 3
@@ -27,6 +29,27 @@ def arrays(dtype='float32', T=T, S=S, seed=0):
 def rounded(arrays, dtype, wide=('sinks', 'alibi_slopes')):
     """The arrays in the dtype of a call, but for parameters of a model, which stay float32."""
     return {name: jnp.asarray(x, 'float32' if name in wide else dtype) for name, x in arrays.items()}
+
+
+def split(kwargs):
+    """Keyword arguments that are arrays of NumPy, which a program takes, and the others, which are fixed in it."""
+    moving = {name: x for name, x in kwargs.items() if isinstance(x, np.ndarray)}
+    return moving, {name: x for name, x in kwargs.items() if name not in moving}
+
+
+def graded(arrays, moving, cotangent, **fixed):
+    """(output, residual, weights, gradients) of a call; None for residual or weights that it does not return."""
+
+    def attend(arrays):
+        kwargs = {**moving, **fixed}
+        if 'prefix_lengths' in kwargs:
+            kwargs['mask'] = Visibility(kwargs.get('mask')) & prefix(kwargs.pop('prefix_lengths'))
+        results = dot_product_attention(**arrays, **kwargs)
+        output, *more = results if isinstance(results, tuple) else (results,)
+        return output, [more.pop(0) if fixed.get(name) else None for name in ('return_residual', 'return_weights')]
+
+    output, back, more = jax.vjp(attend, arrays, has_aux=True)
+    return output, *more, back(cotangent)[0]
 
 
 @functools.cache

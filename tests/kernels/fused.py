@@ -1,5 +1,6 @@
 """What the tests of kernels from other libraries share: a call held against the oracle, and a program's text."""
 
+import functools
 import re
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 
 from attnlab import dot_product_attention
 from tests.kernels import oracle
-from tests.kernels.calls import drawn, rounded
+from tests.kernels.calls import drawn, graded, rounded, split
 from tests.kernels.combinations import spoil
 from tests.quick import QUICK
 
@@ -31,16 +32,11 @@ def hold(implementation, arrays, kwargs, dtype, wide=()):
     """
     cotangent = jnp.asarray(np.random.default_rng(8).normal(size=(*arrays['query'].shape[:3], Hv)), dtype)
     judged = oracle.attention(**rounded(arrays, dtype, wide), **kwargs, cotangent=cotangent)
-    moving = {name: x for name, x in kwargs.items() if isinstance(x, np.ndarray)}
-    fixed = {name: x for name, x in kwargs.items() if name not in moving} | {'implementation': implementation}
-
-    def graded(arrays, moving, cotangent):
-        output, back = jax.vjp(lambda arrays: dot_product_attention(**arrays, **moving, **fixed), arrays)
-        return output, None, None, back(cotangent)[0]
-
+    moving, fixed = split(kwargs)
+    call = functools.partial(graded, **fixed, implementation=implementation)
     options = QUICK if jax.default_backend() == 'cpu' else None
     given = rounded(spoil(arrays, kwargs), dtype, wide)
-    output, *_, gradients = results = jax.jit(graded, compiler_options=options)(given, moving, cotangent)
+    output, *_, gradients = results = jax.jit(call, compiler_options=options)(given, moving, cotangent)
     oracle.hold(*results, judged, given)
     empty = ~np.any(judged.weights > 0, axis=-1).swapaxes(1, 2)
     assert not np.any(np.asarray(output)[empty]) and not np.any(np.asarray(gradients['query'])[empty])

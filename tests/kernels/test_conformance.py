@@ -18,9 +18,8 @@ import pytest
 from attnlab import dot_product_attention
 from attnlab.kernels import axes, dropout
 from attnlab.kernels.implementations import ALIASES, IMPLEMENTATIONS
-from attnlab.kernels.masks import Visibility, prefix
 from tests.kernels import combinations, oracle
-from tests.kernels.calls import rounded
+from tests.kernels.calls import graded, rounded, split
 from tests.kernels.combinations import combination, fill, spoil
 from tests.quick import QUICK
 
@@ -81,24 +80,14 @@ def refused(implementation):
 def program(implementation, seed):
     """() to (output, residual, weights or None, gradients) of the call; compiled, all arrays being arguments."""
     combined, (given, kwargs, cotangent, _) = combination(seed), prepared(seed)
-    moving = {name: x for name, x in kwargs.items() if isinstance(x, np.ndarray)}
-    fixed = {name: x for name, x in kwargs.items() if name not in moving}
-    fixed |= {'implementation': implementation, 'dropout_rate': combined.kinds.get('dropout', 0.0)}
     offered = {'return_residual': True, 'return_weights': True, 'block_sizes': combined.blocks}
-    fixed |= {name: x for name, x in offered.items() if name not in refused(implementation)}
-
-    def call(arrays, rng, prefix_lengths=None, mask=None, **moving):
-        mask = mask if prefix_lengths is None else Visibility(mask) & prefix(prefix_lengths)
-        asked = dot_product_attention(**arrays, mask=mask, dropout_rng=rng, **moving, **fixed)
-        output, *more = asked if isinstance(asked, tuple) else (asked,)
-        return output, [more.pop(0) if fixed.get(name) else None for name in ('return_residual', 'return_weights')]
-
-    def graded(arrays, rng, moving, cotangent):
-        output, back, more = jax.vjp(lambda arrays: call(arrays, rng, **moving), arrays, has_aux=True)
-        return output, *more, back(cotangent)[0]
-
+    moving, fixed = split(kwargs | {name: x for name, x in offered.items() if name not in refused(implementation)})
+    call = lambda arrays, rng, moving, cotangent: graded(
+        arrays, moving, cotangent, **fixed, implementation=implementation, dropout_rng=rng,
+        dropout_rate=combined.kinds.get('dropout', 0.0),
+    )  # fmt: skip
     quick = jax.default_backend() == 'cpu' and seed % 16 != 1
-    compiled = jax.jit(graded, compiler_options=QUICK if quick else None)
+    compiled = jax.jit(call, compiler_options=QUICK if quick else None)
     return functools.partial(compiled, given, jax.random.key(seed), moving, cotangent)
 
 

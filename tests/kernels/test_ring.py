@@ -1,5 +1,6 @@
 """Attention over tokens divided over devices: against the formula, by what it holds and sends, and by who works."""
 
+import functools
 import math
 import re
 
@@ -93,21 +94,10 @@ def judged(case, dtype='float32'):
     return given, kwargs | ({'dropout_rate': rate, 'dropout_rng': jax.random.key(7)} if rate else {}), cotangent, result
 
 
-def graded(arrays, cotangent, kwargs, moving):
-    """(output, residual, None, gradients), as `oracle.hold` takes them; moving: those of kwargs that are arrays."""
-    kwargs = {**kwargs, **moving}
-    if (lengths := kwargs.pop('prefix_lengths', None)) is not None:
-        kwargs['mask'] = masks.prefix(lengths)
-    attend = lambda arrays: dot_product_attention(**arrays, **kwargs, return_residual=True)
-    output, back, residual = jax.vjp(attend, arrays, has_aux=True)
-    return output, residual, None, back(cotangent)[0]
-
-
 def program(kwargs, **options):
-    """Of arrays, cotangent and those of kwargs that are arrays, which come back beside it."""
-    moving = {name: jnp.asarray(x) for name, x in kwargs.items() if isinstance(x, np.ndarray)}
-    fixed = {name: x for name, x in kwargs.items() if name not in moving}
-    return jax.jit(lambda *args: graded(*args[:2], fixed, args[2]), **options), moving
+    """Of arrays, those of kwargs that are arrays, which come back beside it, and cotangent."""
+    moving, fixed = calls.split(kwargs)
+    return jax.jit(functools.partial(calls.graded, **fixed, return_residual=True), **options), moving
 
 
 @pytest.mark.parametrize('name, case', [
@@ -118,7 +108,7 @@ def test_equals_the_formula_forward_and_backward(name, case):
     given, kwargs, cotangent, result = judged(case)
     with jax.set_mesh(mesh_of(MESHES[name][0])):
         function, moving = program(kwargs | {'implementation': 'ring', 'block_sizes': (4, 2)}, compiler_options=QUICK)
-        oracle.hold(*function(given, cotangent, moving), result, given)
+        oracle.hold(*function(given, moving, cotangent), result, given)
 
 
 def test_sums_over_the_devices_are_wide():
@@ -126,7 +116,7 @@ def test_sums_over_the_devices_are_wide():
     given, kwargs, cotangent, result = judged('causal', 'bfloat16')
     with jax.set_mesh(mesh_of({'sequence': 4})):
         function, moving = program(kwargs, compiler_options=QUICK)
-        made = function(given, cotangent, moving)
+        made = function(given, moving, cotangent)
     oracle.hold(*made, result, given)
     for gradient, exact in [(made[3][name], result.gradients[name]) for name in given]:
         off = np.abs(np.asarray(gradient, np.float64) - exact)
@@ -140,9 +130,9 @@ def test_divided_arrays_stay_divided_and_only_go_round(case, sizes):
     given, kwargs, cotangent, result = judged(case)
     given, cotangent = jax.device_put((given, cotangent), divided)
     with jax.set_mesh(mesh):
-        compiled = program(kwargs)[0].lower(given, cotangent, {}).compile()
+        compiled = program(kwargs)[0].lower(given, {}, cotangent).compile()
         sent = re.findall(r'(all-\w+|reduce-scatter|collective-\w+|ragged-\w+)(?:-start)?\(', compiled.as_text())
-        made = compiled(given, cotangent, {})
+        made = compiled(given, {}, cotangent)
     assert set(sent) == {'collective-permute'}
     oracle.hold(*made, result, given)
     assert all(x.sharding.is_equivalent_to(divided, x.ndim) for x in (made[0], *made[3].values()))
@@ -160,7 +150,7 @@ def held(size, T, kwargs):
     arrays = {name: jax.ShapeDtypeStruct((1, T, 2, 16), 'float32') for name in ('query', 'key', 'value')}
     with jax.sharding.use_abstract_mesh(AbstractMesh((size,), ('sequence',), axis_types=(AxisType.Auto,))):
         function, moving = program(kwargs | {'block_sizes': (64, 64)})
-        program_of_all = jax.make_jaxpr(function)(arrays, arrays['query'], moving).jaxpr
+        program_of_all = jax.make_jaxpr(function)(arrays, moving, arrays['query']).jaxpr
     sizes = [max(x.size for x in values(part) if hasattr(x, 'size')) for part in on_each(program_of_all)]
     assert len(sizes) == 2
     return np.array(sizes)
