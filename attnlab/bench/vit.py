@@ -124,7 +124,9 @@ BATCHES = 20
 INPUTS = {
     'crop, flip': Cifar10Data(crop=4, flip=True),
     'and trivial': Cifar10Data(crop=4, flip=True, policy='trivial'),
-    'and rand, erase, mix': Cifar10Data(crop=4, flip=True, policy='rand', strength=0.9, erase=0.25, mixup=0.8, cutmix=1.0),
+    'and rand, erase, mix': Cifar10Data(
+        crop=4, flip=True, policy='rand', strength=0.9, erase=0.25, mixup=0.8, cutmix=1.0
+    ),
 }
 
 
