@@ -34,7 +34,7 @@ def check(config: RunConfig | ConfigDict) -> Task:
     """
     task = tasks.task_of(config)
     task.check()
-    assemble(task.config, examples=1)  # durations and devices, whatever the data
+    assemble(task.config, examples=1)  # checks durations and devices, whatever the data
     return task
 
 
@@ -87,16 +87,17 @@ def _prepare(config: RunConfig | ConfigDict, workdir: Path, profile: tuple[int, 
     """Check a config, and read the data and all that training starts from; nothing is written."""
     task = check(config)
     checkpoint.folder_of(workdir)
-    saved = _saved(workdir)
-    params = None
+    saved, params = _saved(workdir), None
     if saved.steps:
         if saved.config is not None:
-            configs.check_same(configs.config_dict(task.config), configs.config_dict(task_in(workdir).config))
+            before = task_in(workdir).config
+            configs.check_same(configs.config_dict(task.config), configs.config_dict(before))
         task = tasks.task_of(task.config, workdir)
     elif task.config.start:
         params = _params_of_start(task)
-    memory.check(task)  # after reading the data, for `examples`
-    if profile is not None and profile[1] > (total := assemble(task.config, task.examples).durations.total):
+    setup = assemble(task.config, task.examples)
+    memory.check(task, setup)
+    if profile is not None and profile[1] > (total := setup.durations.total):
         raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
     return _Start(saved, task, params)
 
