@@ -14,14 +14,8 @@ import pytest
 
 import attnlab.layers
 import attnlab.models
-from attnlab.configs import (
-    LanguageModelConfig,
-    OptimizerConfig,
-    RecurrentConfig,
-    ResNetConfig,
-    TranslatorConfig,
-    VitConfig,
-)
+from attnlab.configs import LanguageModelConfig, RecurrentConfig, ResNetConfig, TranslatorConfig, VitConfig
+from attnlab.configs.run import OptimizerConfig
 from attnlab.decode.cache import start, stepper
 from attnlab.decode.sampling import sample
 from attnlab.kernels.losses import Sums
