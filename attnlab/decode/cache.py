@@ -43,8 +43,8 @@ def start(model: LanguageModel, params: Params, B: int, slots: int) -> Cache:
     """
     if slots < 1:
         raise ValueError(f'slots is {slots}; expected at least 1')
-    if model.config.positions == 'learned' and slots > (most := model.config.context):
-        raise ValueError(f'slots is {slots}; expected at most {most}, the learned positions of the model')
+    if (longest := model.encoding.longest) is not None and slots > longest:
+        raise ValueError(f'slots is {slots}; expected at most {longest}, the learned positions of the model')
     empty = jnp.zeros((B, 0), jnp.int32)
     cached = model.clone(cache_length=slots)
     apply = lambda params: cached.apply({'params': params}, empty, mutable=['cache'], method='hidden')

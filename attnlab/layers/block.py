@@ -17,9 +17,8 @@ from attnlab.kernels.masks import Visibility, window
 from attnlab.layers.experts import Experts
 from attnlab.layers.mixers import CausalConvolution, Recurrence
 from attnlab.layers.mlp import MLP
-from attnlab.layers.multihead import MultiHeadAttention, Rotary
-from attnlab.layers.patches import GridRotary
-from attnlab.layers.positions import RelativeBias
+from attnlab.layers.multihead import MultiHeadAttention
+from attnlab.layers.positions import NoPositions, PositionEncoding
 
 
 def dtype_of(config: BlockConfig) -> Any:
@@ -30,15 +29,15 @@ def dtype_of(config: BlockConfig) -> Any:
 class Block(nn.Module):
     """One block: attention, then an MLP or experts, each added to what came in (Vaswani et al. 2017, section 3.1).
 
+    encoding: positions in the self-attention.
     cross: attention to a memory comes between the two.
     cache_length: tokens that the key-value cache holds, 0: no cache; other mixers keep the state that they need.
-    grid_rotary: turns queries and keys of image tokens.
     """
 
     config: BlockConfig
+    encoding: PositionEncoding
     cross: bool = False
     cache_length: int = 0
-    grid_rotary: GridRotary | None = None
 
     @nn.compact
     def __call__(
@@ -113,22 +112,18 @@ class Block(nn.Module):
         config = self.config
         if config.window:
             rules = rules & window(config.window, 0)
-        bias = None
-        if config.positions == 'relative':
-            T, S = x.shape[1], self.cache_length or x.shape[1]
-            here = jnp.arange(T)[None] if rules.query_positions is None else rules.query_positions
-            there = jnp.arange(S)[None] if rules.key_positions is None else rules.key_positions
-            bias = RelativeBias(config.heads, bidirectional=not rules.is_causal, name='relative_bias')(here, there)
+        T = x.shape[1]
+        lengths, positions = (T, self.cache_length or T), (rules.query_positions, rules.key_positions)
+        bias = self.encoding.bias(config.heads, lengths, positions, not rules.is_causal)
         return self._attention('attention')(x, mask=rules, bias=bias, deterministic=deterministic)
 
     def _attention(self, name: str) -> Any:
         """An attention layer; called as it is here, it gives one array."""
-        config, positions = self.config, 'none' if name != 'attention' else self.config.positions
+        config = self.config
         return MultiHeadAttention(
             config.heads, config.kv_heads or None, config.head_width or None, use_bias=config.use_bias,
             qk_norm=None if config.qk_norm == 'none' else config.qk_norm,
-            rotary=self.grid_rotary or Rotary(config.rotary_base) if positions == 'rotary' else None,
-            sinks=config.sinks, alibi=positions == 'alibi',
+            encoding=self.encoding if name == 'attention' else NoPositions(), sinks=config.sinks,
             dropout_rate=config.attention_dropout, dtype=dtype_of(config),
             implementation=None if config.implementation == 'auto' else config.implementation,
             cache_length=self.cache_length, name=name, **self._starts(),
@@ -172,13 +167,13 @@ class Stack(nn.Module):
     With `scan` they are one compiled loop over stacked parameters [L, ...], and the program does not grow with L; the
     cache is stacked behind the batch, [B, L, ...].  `remat` is what the backward pass computes again: 'none', 'full'
     (all of a block) or 'dots' (all but the results of matrix products).
-    cross, cache_length, grid_rotary: as in `Block`.
+    encoding, cross, cache_length: as in `Block`.
     """
 
     config: BlockConfig
+    encoding: PositionEncoding
     cross: bool = False
     cache_length: int = 0
-    grid_rotary: GridRotary | None = None
 
     @nn.compact
     def __call__(
@@ -194,7 +189,7 @@ class Stack(nn.Module):
         block, x = self._remat(Block), spread(x)
         common = rules, real, deterministic, memory, seen
         fields: Any = dict(
-            config=self.config, cross=self.cross, cache_length=self.cache_length, grid_rotary=self.grid_rotary
+            config=self.config, encoding=self.encoding, cross=self.cross, cache_length=self.cache_length
         )
         rates = np.linspace(0, self.config.layer_drop, self.config.layers + 1, dtype=np.float32)[1:]
         if self.config.scan:

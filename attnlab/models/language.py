@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attnlab.configs.language import LanguageModelConfig
 from attnlab.kernels.masks import Visibility, causal, packed
 from attnlab.layers.block import Stack, dtype_of
-from attnlab.layers.positions import AddedPositions, Past
+from attnlab.layers.positions import AddedPositions, Past, PositionEncoding, position_encoding
 
 
 class LanguageModel(nn.Module):
@@ -25,12 +25,17 @@ class LanguageModel(nn.Module):
         config = self.config
         start = nn.initializers.normal(config.init or 0.02)
         self.embedding = nn.Embed(self.vocabulary, config.width, embedding_init=start)
-        self.place = AddedPositions(config.positions, config.context)
+        self.place = AddedPositions(self.encoding)
         self.drop = nn.Dropout(config.dropout)
         self.past = Past(self.cache_length)
-        self.stack = Stack(config, cache_length=self.cache_length)
+        self.stack = Stack(config, self.encoding, cache_length=self.cache_length)
         if not config.tied:
             self.output = nn.Dense(self.vocabulary, use_bias=False, dtype=dtype_of(config), kernel_init=start)
+
+    @property
+    def encoding(self) -> PositionEncoding:
+        """The encoding of positions."""
+        return position_encoding(self.config)
 
     def __call__(
         self, tokens: Int[Array, 'B T'], segments: Int[Array, 'B T'] | None = None, deterministic: bool = True

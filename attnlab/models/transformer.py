@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from attnlab.configs.align import TranslatorConfig
 from attnlab.kernels.masks import causal, padding
 from attnlab.layers.block import Stack, dtype_of
-from attnlab.layers.positions import AddedPositions, Past
+from attnlab.layers.positions import AddedPositions, Past, PositionEncoding, position_encoding
 
 
 class TransformerSeq2Seq(nn.Module):
@@ -37,12 +37,17 @@ class TransformerSeq2Seq(nn.Module):
         self.embed_target = nn.Embed(self.target_vocabulary, config.width, embedding_init=start)
         if not config.shared_embedding:
             self.embed_source = nn.Embed(self.source_vocabulary, config.width, embedding_init=start)
-        self.place_source = AddedPositions(config.positions, config.context)
-        self.place_target = AddedPositions(config.positions, config.context)
+        self.place_source = AddedPositions(self.encoding)
+        self.place_target = AddedPositions(self.encoding)
         self.drop = nn.Dropout(config.dropout)
         self.past = Past(self.cache_length)
-        self.encoder = Stack(config)
-        self.decoder = Stack(config, cross=True, cache_length=self.cache_length)
+        self.encoder = Stack(config, self.encoding)
+        self.decoder = Stack(config, self.encoding, cross=True, cache_length=self.cache_length)
+
+    @property
+    def encoding(self) -> PositionEncoding:
+        """The encoding of positions, of the source and of the target."""
+        return position_encoding(self.config)
 
     def __call__(
         self, source: Int[Array, 'B S'], inputs: Int[Array, 'B T'], deterministic: bool = True

@@ -85,7 +85,6 @@ def _recurrent(model: RecurrentSeq2Seq) -> Model:
 
 def _transformer(model: TransformerSeq2Seq) -> Model:
     config = model.config
-    longest = config.context if config.positions == 'learned' else None
     layer = config.alignment_layer - 1
 
     def read_all(params: Any, source: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
@@ -116,4 +115,4 @@ def _transformer(model: TransformerSeq2Seq) -> Model:
 
     maps = lambda params, source, inputs: read_all(params, source, inputs)[1]
     forward = partial(_forward, model)
-    return Model(_init(model), forward, read, maps, start, step, layer, config.alignment_shift, longest)
+    return Model(_init(model), forward, read, maps, start, step, layer, config.alignment_shift, model.encoding.longest)
