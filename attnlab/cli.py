@@ -91,7 +91,7 @@ def _dispatch(argv: list[str]) -> int | None:
 
 
 def _train(given: argparse.Namespace) -> int | None:
-    from attnlab import config as configs
+    from attnlab import configs
 
     config = configs.load(given.config, given.overrides)
     workdir = Path(given.workdir)
@@ -163,13 +163,11 @@ def _translate(given: argparse.Namespace) -> None:
             raise UserError(f'sentence {at} is empty')
 
     environment.prepare()
-    from attnlab import tasks
+    from attnlab.tasks.task import Translates, able
     from attnlab.train import run
 
-    translate = tasks.able(run.config(workdir), 'translate')
     loaded = run.load(workdir)
-    reading = {'joined': given.joined, 'layer': layer, 'shifted': given.shifted}
-    translate(loaded.config, workdir, loaded.params, sentences, **reading)
+    able(loaded.task, Translates, 'translate').translate(loaded.params, sentences, given.joined, layer, given.shifted)
 
 
 def _generate(given: argparse.Namespace) -> None:
@@ -177,13 +175,12 @@ def _generate(given: argparse.Namespace) -> None:
     numbers = {name: number(name, getattr(given, name), kind) for name, kind in _GENERATED.items()}
 
     environment.prepare()
-    from attnlab import tasks
+    from attnlab.tasks.task import Generates, able
     from attnlab.train import run
 
-    generate = tasks.able(run.config(workdir), 'generate')
     loaded = run.load(workdir)
     chosen = {name: number for name, number in numbers.items() if number is not None}
-    generate(loaded.config, workdir, loaded.params, given.prompt or '', **chosen)
+    able(loaded.task, Generates, 'generate').generate(loaded.params, given.prompt or '', **chosen)
 
 
 _GENERATED = {'tokens': int, 'samples': int, 'seed': int, 'temperature': float, 'top_k': int, 'top_p': float}
@@ -200,16 +197,15 @@ def _attend(given: argparse.Namespace) -> None:
     files.check_writable(workdir)  # files are all that it makes
 
     environment.prepare()
-    from attnlab import tasks
+    from attnlab.tasks.task import Attends, able
     from attnlab.train import run
 
-    attend = tasks.able(run.config(workdir), 'attend')
     loaded = run.load(workdir)
-    attend(loaded.config, workdir, loaded.params, texts, layer=layer, head=head)
+    able(loaded.task, Attends, 'attend').attend(loaded.params, texts, layer, head)
 
 
 def _count(given: argparse.Namespace) -> None:
-    from attnlab import config as configs
+    from attnlab import configs
 
     config = configs.load(given.config, given.overrides)
 
@@ -223,6 +219,18 @@ def _count(given: argparse.Namespace) -> None:
 
         environment.pretend(devices.number_of(given.mesh))
         print(traffic.table(*traffic.count(config, given.mesh)))
+
+
+def _config(given: argparse.Namespace) -> None:
+    from attnlab import configs
+    from attnlab.configs import describe, fields
+    from attnlab.configs.tasks import config_class
+
+    config = configs.load(given.config, given.overrides)
+    environment.prepare()
+    cls = config_class(config.task)
+    fields.typed(cls, config)
+    print(describe.table(cls, config))
 
 
 def _aer(given: argparse.Namespace) -> None:
@@ -338,6 +346,12 @@ _COMMANDS = {
             Flag('config', 'FILE[:ARG]', 'experiment file with get_config(arg), and its argument', needed=True),
             Flag('mesh', 'SIZES', 'bytes of a device and what a step sends instead, on a mesh as in data=8,tensor=8'),
         ),
+        overrides=True,
+    ),
+    'config': Command(
+        _config,
+        'every field of a config: value, description, allowed values',
+        (Flag('config', 'FILE[:ARG]', 'experiment file with get_config(arg), and its argument', needed=True),),
         overrides=True,
     ),
     'aer': Command(

@@ -8,7 +8,21 @@ class UserError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on, such as one whose loss is no longer finite; printed in one line, exit code 1."""
+    """A run that cannot go on; printed in one line, exit code 1."""
+
+
+class Diverged(RunError):
+    """A run whose loss, gradient or score is no longer finite.
+
+    step: the training step.  name: the value, such as 'loss'.  advice: one line on what to do, without a full stop.
+    """
+
+    def __init__(self, step: int, name: str, value: float, advice: str) -> None:
+        super().__init__(step, name, value, advice)  # pickle calls __init__ with these arguments
+        self.step, self.name, self.value, self.advice = step, name, value, advice
+
+    def __str__(self) -> str:
+        return f'step {self.step}: the {self.name} is {self.value}; {self.advice}'
 
 
 class Stopped(BaseException):

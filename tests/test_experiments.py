@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.data.images import CLASSES, LAYOUTS
 from attnlab.sweeps import points
 from attnlab.train import run
+from tests.experiments import EXPERIMENTS, leaves
 from tests.tasks.conftest import TINY
 
-EXPERIMENTS = sorted(str(path) for path in Path('experiments').rglob('*.py'))
 TRAIN = {key: value for key, value in TINY.items() if key.startswith('train.')} | {'train.duration': '2 steps'}
 RECURRENT = {key: value for key, value in TINY.items() if key.startswith('model.')}
 TRANSFORMER = {
@@ -28,12 +28,6 @@ ALIKE = (  # no other code than the others
     'cifar10_small', 'cifar10.', 'cifar10_pmap', 'cifar100', 'imagenet',
 )  # fmt: skip
 TEXT = [('the cat sleeps.', 'le chat dort.'), ('the dog sings.', 'le chien chante.')] * 10
-
-
-def leaves(config, above=''):
-    for key in config:
-        value = config[key]
-        yield from leaves(value, f'{above}{key}.') if isinstance(value, ConfigDict) else [f'{above}{key}']
 
 
 def write_corpus(folder):

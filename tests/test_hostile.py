@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlab import cli
-from attnlab import config as configs
+from attnlab import cli, configs
 from attnlab.flags import Command
 
 ROOT = Path(cli.__file__).parents[1]

@@ -8,12 +8,12 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / 'attnlab'
 # From the top.  A config knows nothing but files and errors, so every room that reads one stands above it.
 ROOMS = (
-    'cli bench sweeps report train tasks decode models layers kernels data configs config flags launch environment files errors'
+    'cli bench sweeps report train tasks decode models layers kernels data configs flags launch environment files '
+    'errors'
 ).split()
 FORBIDDEN = {
     'kernels': {'flax', 'optax', 'orbax'},
     'data': {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex', 'jaxtyping'},
-    'config': {'jax', 'flax', 'numpy'},
     'configs': {'jax', 'flax', 'numpy'},
     'flags': {'jax', 'flax', 'numpy'},
     'launch': {'jax', 'flax', 'numpy'},
@@ -23,9 +23,9 @@ FORBIDDEN = {
     'report': {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex'},
 }
 HIDDEN = {  # rooms that stand below, but are no business of the room
-    'report': {'train', 'decode', 'models', 'layers', 'kernels', 'config'},
+    'report': {'train', 'decode', 'models', 'layers', 'kernels', 'configs'},
     'train': {'decode', 'models', 'layers'},
-    'data': {'config'},
+    'data': {'configs'},
 }
 
 
@@ -82,7 +82,7 @@ def test_arrows_point_down(file):
     ('report', 'from attnlab.train import metrics'),
     ('report', 'from attnlab.sweeps import outcome'),
     ('tasks', 'import attnlab.report.page'),
-    ('errors', 'from attnlab import config'),
+    ('errors', 'from attnlab import configs'),
 ])  # fmt: skip
 def test_an_arrow_upwards_is_seen(room, source):
     assert faults(room, imports(source, f'attnlab.{room}'))

@@ -1,43 +1,44 @@
 """Training steps to be timed: one of ours on one batch, PyTorch's beside it, and where the time of ours goes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from statistics import median
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from ml_collections import ConfigDict
 
 from attnlab.bench.peers import CLIP, RATE
 from attnlab.bench.timing import hardware, interleave
+from attnlab.configs.run import OptimizerConfig, RunConfig, TrainConfig
 from attnlab.errors import RunError
-from attnlab.kernels.losses import Sums
-from attnlab.train import loop, optimizer
+from attnlab.train.setup import Setup, assemble
+from attnlab.train.step import Loss
 
 SIDES = ('attnlab', 'PyTorch eager', 'PyTorch compiled')
 
-Loss = Callable[[Any, Any, jax.Array], Sums]
 Shapes = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 """Both sides of each matrix product."""
 
 
-def adam() -> optimizer.Optimize:
-    """What every side trains with: clipping and Adam."""
-    return optimizer.build(ConfigDict(dict(name='adam', learning_rate=RATE, b2=0.999, clip=CLIP, weight_decay=0.0)))
+def setup() -> Setup:
+    """The training of every side: clipping and Adam at a constant rate, on one device."""
+    adam = OptimizerConfig(learning_rate=RATE, clip=CLIP, schedule='constant', warmup='0 steps')
+    return assemble(RunConfig(optimizer=adam, train=TrainConfig(batch_size=1, mesh='data=1')), examples=1)
 
 
 def trainer(loss: Loss, params: Any, batch: Any) -> Callable[[], float]:
     """A function that trains by one step of the loop on the batch and returns the loss before it."""
-    optimize = adam()
-    update = jax.jit(loop.make_update(loss, optimize, lambda i: 1.0, 1), donate_argnums=0)
-    state = loop.initial(lambda rng: params, optimize, 0, params)  # copies: others start from the same
-    given = jax.tree.map(jnp.asarray, loop.Given(0, RATE, 0.0))
+    ours = setup()
+    state = ours.layout.start(partial(ours.initial, lambda rng: params), np.uint32(0), params)
+    update = ours.compiled(loss, state)
 
     def step() -> float:
         nonlocal state
-        state, values = update(state, batch, given)
+        state, values = update(state, batch)
         jax.block_until_ready(state)
         return float(values['loss'])
 
@@ -142,7 +143,7 @@ def multiply(operands: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
 
 def _updater(params: Any) -> Callable[[], Any]:
     """A function that clips and applies a gradient, as a training step does."""
-    optimize = adam()(RATE, 0.0)
+    optimize = setup().optimize(RATE, 0.0)
     grads = jax.tree.map(lambda x: jnp.full_like(x, 1e-3), params)
     state = jax.tree.map(jnp.copy, (params, optimize.init(params)))
 

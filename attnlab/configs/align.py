@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnlab.configs.block import TextConfig, check_depth
-from attnlab.configs.fields import Section, field
+from attnlab.configs.fields import REQUIRED, Section, field
 from attnlab.configs.run import RunConfig
 from attnlab.errors import UserError
 
@@ -107,8 +107,8 @@ class AlignConfig(RunConfig):
     """English to French, and the alignment that attention learns."""
 
     task: str = field('align', 'task')
-    data: GrammarPairs | Multi30kData | PairFiles = field(GrammarPairs(), 'parallel corpus')
-    model: RecurrentConfig | TranslatorConfig = field(RecurrentConfig(), 'translation model')
+    data: GrammarPairs | Multi30kData | PairFiles = field(REQUIRED, 'parallel corpus')
+    model: RecurrentConfig | TranslatorConfig = field(REQUIRED, 'translation model')
     decode: DecodeConfig = field(DecodeConfig(), 'decoding')
 
     def check(self) -> None:

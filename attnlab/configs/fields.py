@@ -9,22 +9,26 @@ from JSON) into dataclasses, and `complete` gives a config the fields that it la
 """
 
 import dataclasses
+import difflib
 import importlib
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from ml_collections import ConfigDict
 
-from attnlab.config import nearest_key
 from attnlab.errors import UserError
 
 LARGEST = 2**53
 """An int serves for a float up to here: every smaller one is a float exactly."""
 
-T = TypeVar('T')
+T = TypeVar('T', bound='Section')
+
+
+REQUIRED = dataclasses.MISSING
+"""The default of a field that has none."""
 
 
 def field(
@@ -58,7 +62,7 @@ class Section:
     def __post_init__(self) -> None:
         for each in fields_of(type(self)):
             if not dataclasses.is_dataclass(value := getattr(self, each.name)):
-                object.__setattr__(self, each.name, _checked(each, value, '', load_choices=False))
+                object.__setattr__(self, each.name, checked(each, value, '', load_choices=False))
         self.check()
 
     def check(self) -> None:
@@ -80,6 +84,11 @@ class Field(NamedTuple):
         """The dataclasses that a subsection may be an instance of; () for a value."""
         kinds = typing.get_args(self.kind) if isinstance(self.kind, types.UnionType) else (self.kind,)
         return tuple(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section))
+
+    @property
+    def by_name(self) -> dict[str, type[Section]]:
+        """The dataclasses of a subsection by the values of its field `name`."""
+        return {typing.get_args(typing.get_type_hints(one)['name'])[0]: one for one in self.sections}
 
     @property
     def required(self) -> bool:
@@ -119,14 +128,14 @@ def _plain(section: Section) -> dict[str, Any]:
     return {name: _plain(value) if isinstance(value, Section) else value for name, value in values.items()}
 
 
-def typed(cls: type[T], config: Mapping[str, Any]) -> T:
+def typed(cls: type[T], config: Any) -> T:
     """A config as an instance of its dataclass; missing fields take their defaults.
 
     Raises UserError naming the dotted key for an unknown field, a missing one without a default, a value of another
     type, and a value that is not allowed.
     """
     known = list(keys(cls))
-    for key in _present(config):
+    for key in present(config):
         if key not in known:
             raise UserError(f'there is no config.{key}{nearest_key(key, known)}')
     return _section(cls, config, '')
@@ -142,13 +151,13 @@ def _completed(cls: type[Section], config: ConfigDict, above: str) -> Iterator[s
         if each.name not in config:
             if not each.required:
                 config[each.name] = config_dict(each.default) if each.sections else each.default
-                yield above + each.name
+                inner = present(config[each.name], f'{above}{each.name}.') if each.sections else [above + each.name]
+                yield from inner
         elif each.sections and isinstance(section := config[each.name], ConfigDict):
-            if chosen := _named(each, section, above, strict=False):
-                yield from _completed(chosen, section, f'{above}{each.name}.')
+            yield from _completed(named(each, section, above), section, f'{above}{each.name}.')
 
 
-def keys(cls: type, above: str = '') -> Iterator[str]:
+def keys(cls: type[Section], above: str = '') -> Iterator[str]:
     """Dotted keys of all fields that a config may have, of every dataclass that a subsection may be."""
     found: dict[str, None] = {}
     for each in fields_of(cls):
@@ -158,16 +167,18 @@ def keys(cls: type, above: str = '') -> Iterator[str]:
     yield from found
 
 
-def _present(config: Mapping[str, Any], above: str = '') -> Iterator[str]:
-    for name, value in config.items():
+def present(config: Any, above: str = '') -> Iterator[str]:
+    """Dotted keys of the sections and fields of a config, given as a mapping."""
+    references = {'preserve_field_references': True} if isinstance(config, ConfigDict) else {}  # may have no value yet
+    for name, value in config.items(**references):
         yield above + name
         if isinstance(value, Mapping | ConfigDict):
-            yield from _present(value, f'{above}{name}.')  # type: ignore[arg-type]
+            yield from present(value, f'{above}{name}.')
 
 
-def _section(cls: type[T], config: Mapping[str, Any], above: str) -> T:
+def _section(cls: type[T], config: Any, above: str) -> T:
     values = {}
-    for each in fields_of(cls):  # type: ignore[arg-type]
+    for each in fields_of(cls):
         key = above + each.name
         if each.name not in config:
             if each.required:
@@ -177,30 +188,29 @@ def _section(cls: type[T], config: Mapping[str, Any], above: str) -> T:
             value = config[each.name]
             if not isinstance(value, Mapping | ConfigDict):
                 raise UserError(f'config.{key} is {value!r}; expected a section')
-            chosen = _named(each, value, above)
-            assert chosen is not None
-            values[each.name] = _section(chosen, value, f'{key}.')  # type: ignore[arg-type]
+            values[each.name] = _section(named(each, value, above), value, f'{key}.')
         else:
-            values[each.name] = _checked(each, config[each.name], above)
+            values[each.name] = checked(each, config[each.name], above)
     try:
         return cls(**values)
     except UserError as error:
         raise UserError(f'{above}{error}') from None
 
 
-def _named(each: Field, config: Any, above: str, strict: bool = True) -> type[Section] | None:
-    """The dataclass of a subsection: the only one, or the one whose `name` the config has."""
+def named(each: Field, config: Any, above: str) -> type[Section]:
+    """The dataclass of a subsection: the only one, or the one whose `name` the config has; UserError for none."""
     if len(each.sections) == 1:
         return each.sections[0]
-    by_name = {typing.get_args(typing.get_type_hints(one)['name'])[0]: one for one in each.sections}
+    by_name = each.by_name
     name = config.get('name')
-    if strict and (not isinstance(name, str) or name not in by_name):
-        what = f'config has no {above}{each.name}.name' if name is None else f'{above}{each.name}.name is {name!r}'
-        raise UserError(f'{what}; expected {listed(by_name)}')
-    return by_name.get(name) if isinstance(name, str) else None
+    if name is None:
+        raise UserError(f'config has no {above}{each.name}.name; expected {listed(by_name)}')
+    if not isinstance(name, str) or name not in by_name:
+        raise UserError(f'{above}{each.name}.name is {name!r}; expected {listed(by_name)}')
+    return by_name[name]
 
 
-def _checked(each: Field, value: Any, above: str, load_choices: bool = True) -> Any:
+def checked(each: Field, value: Any, above: str, load_choices: bool = True) -> Any:
     """The value, an int as a float and a list as a tuple where the field is one; UserError for a wrong one."""
     where = f'{above}{each.name}'
     if isinstance(value, list) and typing.get_origin(each.kind) is tuple:
@@ -212,8 +222,10 @@ def _checked(each: Field, value: Any, above: str, load_choices: bool = True) -> 
         raise UserError(f'{where} is {value!r}; expected {listed(allowed)}')
     for one in value if isinstance(value, tuple) else [value]:
         if not _within(one, each.bounds):
-            raise UserError(f'{where} is {value!r}; expected {_range(each)}')
-    return value if each.kind is not float else float(value)  # type: ignore[arg-type]
+            raise UserError(f'{where} is {value!r}; expected {bounds_of(each)}')
+    if isinstance(value, tuple) and typing.get_args(each.kind)[0] is float:
+        return tuple(float(one) for one in value)
+    return float(value) if each.kind is float else value  # type: ignore[arg-type]
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -235,9 +247,12 @@ def _within(value: Any, bounds: Mapping[str, float | None]) -> bool:
     return all(tests[name](bound) for name, bound in bounds.items() if bound is not None)
 
 
-def _range(each: Field) -> str:
+def bounds_of(each: Field) -> str:
+    """The allowed range in words; '' without bounds."""
     least, above, most, below = (each.bounds.get(name) for name in ('least', 'above', 'most', 'below'))
     what = 'numbers ' if typing.get_origin(each.kind) is tuple else ''
+    if least is above is most is below is None:
+        return ''
     if most is None and below is None:
         return what + (f'{least} or more' if least is not None else f'more than {above}')
     if least is not None and most is not None:
@@ -264,3 +279,29 @@ def listed(names: Any) -> str:
     """Names as text: 'a', 'b' or 'c'."""
     *front, last = map(repr, names)
     return f'{", ".join(front)} or {last}' if front else last
+
+
+def nearest_key(key: str, names: Sequence[str]) -> str:
+    """The end of an error about an unknown key: the most similar of the dotted names or, where none is similar, all
+    names in the key's section."""
+    last = key.split('.')[-1]
+
+    def likeness(name: str) -> float:  # a misspelt path, or a right name in a wrong section
+        return similarity(key, name) + similarity(last, name.split('.')[-1])
+
+    best = max(names, key=likeness, default='')
+    if likeness(best) >= 2 * ALIKE:
+        return f'; did you mean config.{best}?'
+    above = key.rpartition('.')[0]
+    beside = above and {name for name in names if name.rpartition('.')[0] == above}
+    beside = beside or {name.split('.')[0] for name in names}
+    return f'; expected one of {", ".join(sorted(beside))}' if beside else ''
+
+
+ALIKE = 0.6
+"""Similarity of two names from which one is offered for the other."""
+
+
+def similarity(a: str, b: str) -> float:
+    """Of two texts, from 0 to 1."""
+    return difflib.SequenceMatcher(None, a, b).ratio()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnlab.configs.block import TextConfig
-from attnlab.configs.fields import Section, field
+from attnlab.configs.fields import REQUIRED, Section, field
 from attnlab.configs.run import RunConfig
 from attnlab.errors import UserError
 
@@ -71,5 +71,5 @@ class LanguageConfig(RunConfig):
     """Text that a model learns to continue."""
 
     task: str = field('language', 'task')
-    data: ShakespeareData | TextFile | GrammarText = field(ShakespeareData(), 'text')
-    model: LanguageModelConfig = field(LanguageModelConfig(), 'language model')
+    data: ShakespeareData | TextFile | GrammarText = field(REQUIRED, 'text')
+    model: LanguageModelConfig = field(REQUIRED, 'language model')

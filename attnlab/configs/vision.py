@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from attnlab.configs.block import BlockConfig, check_depth
-from attnlab.configs.fields import Section, field
+from attnlab.configs.fields import REQUIRED, Section, field
 from attnlab.configs.run import RunConfig
 from attnlab.errors import UserError
 
@@ -106,8 +106,8 @@ class VisionConfig(RunConfig):
     """Images that a model classifies."""
 
     task: str = field('vision', 'task')
-    data: Cifar10Data | Cifar100Data | DigitsData | ImageFiles = field(Cifar10Data(), 'images')
-    model: VitConfig | ResNetConfig = field(VitConfig(), 'image model')
+    data: Cifar10Data | Cifar100Data | DigitsData | ImageFiles = field(REQUIRED, 'images')
+    model: VitConfig | ResNetConfig = field(REQUIRED, 'image model')
 
 
 VIT_SIZES: dict[str, dict[str, Any]] = {

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def scores(found: dict[str, Any]) -> str:
-    """What `eval` prints: a line a score, scores with a signature beside it, then BLEU by source length."""
+    """What `eval` prints: a line per score with its signature, scores by source length and by layer, then counts."""
     lines = []
     for name, value in found.items():
         if isinstance(value, float):
@@ -14,6 +14,6 @@ def scores(found: dict[str, Any]) -> str:
         lines.append(f'{"bleu, " + words:<18} {row["bleu"]:8.4f}  {row["sentences"]} sentences')
     for row in found.get('aer_by_layer', ()):
         lines.append(f'{"AER, layer " + str(row["layer"]):<18} {row["emit"]:8.4f}  shifted {row["shifted"]:.4f}')
-    what = next(f'{found[name]:,} {name}' for name in ('sentences', 'tokens', 'images') if name in found)
-    lines.append(f'{what}, {found["parameters"]:,} parameters, step {found["step"]}')
-    return '\n'.join(lines)
+    last = ('parameters', 'step')
+    counts = [f'{value:,} {name}' for name, value in found.items() if isinstance(value, int) and name not in last]
+    return '\n'.join([*lines, ', '.join([*counts, f'{found["parameters"]:,} parameters', f'step {found["step"]}'])])

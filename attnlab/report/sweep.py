@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnlab.report import page
+from attnlab.report import html
 from attnlab.report import sweep_figures as figures
 from attnlab.report.values import described, shown
 
 MARKS = {'done': '✓', 'running': '…', 'waiting': '·', 'failed': '✗', 'pruned': '✂'}
 
+SENSITIVITY = (
+    'Mean distance of the loss from its best over the learning rates; no loss counts as more than that of '
+    'initialisation (Wortsman et al. 2023, section 2.2).'
+)
+
+Table = tuple[list[str], list[list[str]]]
+"""Header and rows."""
+
 
 def write(path: str | Path, title: str, found: Mapping[str, Any]) -> Path:
-    """Writes the page and returns its path.
+    """Write the page and return its path.
 
     found: {
       'summary': a line of what the sweep is,
@@ -27,85 +34,80 @@ def write(path: str | Path, title: str, found: Mapping[str, Any]) -> Path:
       'best': index of a group, or None; 'winner': {'number', 'config' (nested)} of its point, or None,
       'sensitivity': the lines of `attnlab.report.sweep_figures.sensitivity`, [] where there are none}
     """
-    path = Path(path)
-    sections = [_head(found)]
-    if found['winner']:
-        sections.append(page.section('Best', *_best(found)))
-    if found['sensitivity']:
-        text = (
-            'Mean distance of the loss from its best over the learning rates; no loss counts as more than that of '
-            'initialisation (Wortsman et al. 2023, section 2.2).'
-        )
-        picture = page.image(figures.sensitivity(found['sensitivity']), 'Final loss against the learning rate')
-        sections.append(page.section('Sensitivity to the learning rate', page.paragraph(text, quiet=True), picture))
-    sections += _pictures(found)
-    if any(group['of'] > 1 for group in found['groups']):
-        sections.append(page.section('Seeds', _seeds(found)))
-    reasons = lambda failed: [page.paragraph(f'{point["number"]}: {point["reason"]}') for point in found['points']
+    path, points = Path(path), found['points']
+    statuses = [point['status'] for point in points]
+    reasons = lambda failed: [f'{point["number"]}: {point["reason"]}' for point in points
                               if point['reason'] and (point['status'] == 'failed') == failed]  # fmt: skip
-    sections.append(page.section('Points', _points(found), *reasons(failed=False)))
-    if failed := reasons(failed=True):
-        sections.append(page.section('Failed', *failed))
-    page.write(path, title, sections)
+    html.write(
+        path, 'sweep.html', title=title, summary=found['summary'], large=_large(found, statuses),
+        counts=', '.join(f'{statuses.count(status)} {status}' for status in MARKS if status in statuses),
+        best=_best(found) if found['winner'] else [],
+        winner=html.fields(found['winner']['config']) if found['winner'] else [], figures=_figures(found),
+        seeds=_seeds(found) if any(group['of'] > 1 for group in found['groups']) else None,
+        points=_points(found), notes=reasons(failed=False), failures=reasons(failed=True),
+    )  # fmt: skip
     return path
 
 
-def _head(found: Mapping) -> str:
-    points, metric = found['points'], found['metric']
-    statuses = [point['status'] for point in points]
-    counts = ', '.join(f'{statuses.count(status)} {status}' for status in MARKS if status in statuses)
-    large = [('points done', f'{statuses.count("done")} of {len(points)}')]
+def _large(found: Mapping[str, Any], statuses: list[str]) -> list[tuple[str, str]]:
+    """The numbers that matter most."""
+    large = [('points done', f'{statuses.count("done")} of {len(statuses)}'),
+             ('time of all points', duration(sum(point['seconds'] or 0.0 for point in found['points'])))]  # fmt: skip
     if found['best'] is not None:
         group = found['groups'][found['best']]
         seeds = f', {group["done"]} seeds' if group['done'] > 1 else ''
-        large.insert(0, (f'best {metric}{seeds}', number(group['mean'])))
-    large.append(('time of all points', duration(sum(point['seconds'] or 0.0 for point in points))))
-    return '\n'.join([page.paragraph(found['summary'], quiet=True), page.paragraph(f'{counts}.', quiet=True),
-                      page.tiles(large)])  # fmt: skip
+        large.insert(0, (f'best {found["metric"]}{seeds}', number(group['mean'])))
+    return large
 
 
-def _best(found: Mapping) -> list[str]:
-    group, winner = found['groups'][found['best']], found['winner']
+def _best(found: Mapping[str, Any]) -> list[str]:
+    group = found['groups'][found['best']]
     what = described({found['keys'][key]: value for key, value in group['values'].items()}) or 'the only one'
     lines = [f'{what}: {found["metric"]} {spread(group["mean"], group["error"], group["done"])}.']
     if group['of'] > 1:
-        lines.append(f'The config is that of point {winner["number"]}, the first of its seeds.')
-    text = '\n'.join(f'{key} = {json.dumps(value, ensure_ascii=False)}' for key, value in page.flat(winner['config']))
-    return [*map(page.paragraph, lines), page.folded('All fields', page.preformatted(text))]
+        lines.append(f'The config is that of point {found["winner"]["number"]}, the first of its seeds.')
+    return lines
 
 
-def _pictures(found: Mapping) -> list[str]:
+def _figures(found: Mapping[str, Any]) -> list[tuple[str, str, html.Picture]]:
+    """Heading, note and picture of each."""
     groups, keys, metric, direction, best = (found[key] for key in ('groups', 'keys', 'metric', 'direction', 'best'))
-    sections = []
+    pictures = []
+
+    def add(heading: str, figure: Any, alt: str, note: str = '') -> None:
+        pictures.append((heading, note, html.picture(figure, alt)))
+
+    if found['sensitivity']:
+        figure, alt = figures.sensitivity(found['sensitivity']), 'Final loss against the learning rate'
+        add('Sensitivity to the learning rate', figure, alt, SENSITIVITY)
     if keys and any(group['mean'] is not None for group in groups):
-        pictures = figures.against(groups, keys, metric, direction, best)
-        sections.append(page.section('By what varies', page.image(pictures, f'{metric} against each key')))
+        add('By what varies', figures.against(groups, keys, metric, direction, best), f'{metric} against each key')
         if len(keys) > 1:
-            picture = figures.parallel(groups, keys, metric, direction, best)
-            sections.append(page.section('Parallel coordinates', page.image(picture, f'Every key, and {metric}')))
+            figure = figures.parallel(groups, keys, metric, direction, best)
+            add('Parallel coordinates', figure, f'Every key, and {metric}')
     records = {point['number']: point['records'] for point in found['points']}
     if metric and any(records.values()):
-        picture = figures.curves(groups, records, metric, best)
-        sections.append(page.section('Training', page.image(picture, f'Training loss and {metric} by step')))
-    return sections
+        figure = figures.curves(groups, records, metric, best)
+        add('Training', figure, f'Training loss and {metric} by step')
+    return pictures
 
 
-def _seeds(found: Mapping) -> str:
+def _seeds(found: Mapping[str, Any]) -> Table:
     """The groups, the best first; those without a number last."""
     sign = -1.0 if found['direction'] == 'max' else 1.0
     groups = sorted(found['groups'], key=lambda group: (group['mean'] is None, sign * (group['mean'] or 0.0)))
     rows = [[*_cells(group['values'], found['keys']), number(group['mean']), number(group['error']),
              f'{group["done"]} of {group["of"]}'] for group in groups]  # fmt: skip
-    return page.table([*found['keys'].values(), f'mean {found["metric"]}', 'standard error', 'seeds'], rows)
+    return [*found['keys'].values(), f'mean {found["metric"]}', 'standard error', 'seeds'], rows
 
 
-def _points(found: Mapping) -> str:
+def _points(found: Mapping[str, Any]) -> Table:
     seeds = {'seed': 'seed'} if any('seed' in point['values'] for point in found['points']) else {}
     keys = found['keys'] | seeds
     rows = [[f'{point["number"]}', f'{MARKS[point["status"]]} {point["status"]}', *_cells(point['values'], keys),
              number(point['value']), '' if point['step'] is None else f'{point["step"]:,}',
              '' if point['seconds'] is None else duration(point['seconds'])] for point in found['points']]  # fmt: skip
-    return page.table(['point', 'status', *keys.values(), f'best {found["metric"] or "score"}', 'step', 'time'], rows)
+    return ['point', 'status', *keys.values(), f'best {found["metric"] or "score"}', 'step', 'time'], rows
 
 
 def _cells(values: Mapping[str, Any], keys: Mapping[str, str]) -> list[str]:

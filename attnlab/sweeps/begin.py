@@ -5,8 +5,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from attnlab import config as configs
-from attnlab import files
+from attnlab import configs, files
 from attnlab.errors import UserError
 from attnlab.sweeps import outcome, points
 from attnlab.sweeps.points import Plan

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.sweeps import outcome
 from attnlab.sweeps.outcome import Outcome
 from attnlab.sweeps.points import Plan

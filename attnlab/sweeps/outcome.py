@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,8 @@ class Outcome:
     value: the best of the run's evaluations, and step: that of it; None where there was none.
     seconds: that this point was trained, over all its starts.
     reason: in one line, of what failed, or was not trained as another point has its config; None otherwise.
+    diverged_at: the step at which the loss was no longer finite, for a point that failed by that; None otherwise, and
+      in the outcomes of earlier versions.
     """
 
     status: Literal['done', 'failed', 'pruned']
@@ -47,11 +49,12 @@ class Outcome:
     step: int | None
     seconds: float
     reason: str | None = None
+    diverged_at: int | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """A point as it stands: what it is, and what came of it; `value` to `reason` as in `Outcome`.
+    """A point as it stands: what it is, and what came of it; `value` to `diverged_at` as in `Outcome`.
 
     overrides: dotted key -> bool, int, float, str, None or a tuple of these, in the order of the sweep.
     run: its work directory, which need not exist yet.
@@ -60,12 +63,13 @@ class Row:
     number: int
     name: str
     overrides: dict[str, Any]
-    status: Status
-    value: float | None
-    step: int | None
-    seconds: float | None
-    reason: str | None
     run: Path
+    status: Status
+    value: float | None = None
+    step: int | None = None
+    seconds: float | None = None
+    reason: str | None = None
+    diverged_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,11 +122,11 @@ def read(folder: str | os.PathLike) -> Sweep:
 
 def _row(folder: Path, point: dict[str, Any], end: Outcome | None) -> Row:
     values = {key: _tupled(value) for key, value in point['overrides'].items()}
-    run = run_folder(folder, point['name'])
+    known = point['number'], point['name'], values, run_folder(folder, point['name'])
     if end is None:
-        status = 'running' if _alive(point_folder(folder, point['name']) / 'running.json') else 'waiting'
-        return Row(point['number'], point['name'], values, status, None, None, None, None, run)
-    return Row(point['number'], point['name'], values, end.status, end.value, end.step, end.seconds, end.reason, run)
+        running = _alive(point_folder(folder, point['name']) / 'running.json')
+        return Row(*known, 'running' if running else 'waiting')
+    return Row(*known, end.status, end.value, end.step, end.seconds, end.reason, end.diverged_at)
 
 
 def point_folder(folder: Path, name: str) -> Path:
@@ -142,9 +146,10 @@ def read_spec(folder: Path) -> dict[str, Any] | None:
 
 def outcome(folder: Path, name: str) -> Outcome | None:
     """How a point ended, None for one that did not yet."""
-    names = [field.name for field in fields(Outcome)]
-    found = load(point_folder(folder, name) / 'outcome.json', *names[:-1])  # the last one has a default
-    return Outcome(**{field: found[field] for field in names if field in found}) if found else None
+    required = [field.name for field in fields(Outcome) if field.default is MISSING]
+    found = load(point_folder(folder, name) / 'outcome.json', *required)
+    known = [field.name for field in fields(Outcome)]
+    return Outcome(**{name: value for name, value in found.items() if name in known}) if found else None
 
 
 def write_outcome(folder: Path, name: str, end: Outcome) -> None:

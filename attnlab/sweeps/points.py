@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from attnlab import config as configs
-from attnlab import tasks
+from attnlab import configs, tasks
 from attnlab.errors import UserError
 from attnlab.flags import nearest
 from attnlab.sweeps import MOST, Overrides, product
@@ -52,7 +51,7 @@ def plan(config: str, overrides: Sequence[tuple[str, str]], names: Sequence[str]
     """
     base = configs.load(config, overrides)
     found = search_of(config, names)
-    metric, direction = tasks.module(base).BEST
+    metric, direction = tasks.task_of(base).best
     if found is None:
         if search:
             raise UserError(f'--{next(iter(search))} is of a search; {", ".join(names)} is none')

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab import config as configs
-from attnlab import files
+from attnlab import configs, files
 from attnlab.report import sweep as page
 from attnlab.report.values import described, shown
 from attnlab.sweeps import outcome, seeds, sensitivity

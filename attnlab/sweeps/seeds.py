@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.sweeps.outcome import Row, Sweep
 
 

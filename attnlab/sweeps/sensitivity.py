@@ -6,7 +6,6 @@ range is the rates that were swept, the loss that of the last evaluation, and th
 loss of step 1.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +16,6 @@ from attnlab.sweeps.outcome import Row
 from attnlab.sweeps.seeds import Group, mean_and_error, named
 
 RATE = 'optimizer.learning_rate'
-
-DIVERGED = re.compile(r'step \d+: the \w+ is (nan|-?inf)')
-"""In the reason of a point whose loss left the finite numbers: it counts as no better than at initialisation."""
 
 Records = Mapping[int, Sequence[Mapping[str, Any]]]
 """The lines of metrics.jsonl, by the number of the point."""
@@ -60,8 +56,8 @@ def _losses(rows: Iterable[Row], records: Records, start: float | None) -> tuple
     losses, capped, complete = [], False, True
     for row in rows:
         loss = _final(row, records[row.number])
-        diverged = loss is None and row.status == 'failed' and DIVERGED.search(row.reason or '') is not None
-        if start is not None and (diverged or (loss is not None and loss > start)):
+        # A run that diverged counts as no better than at initialisation.
+        if start is not None and (row.diverged_at is not None or (loss is not None and loss > start)):
             loss, capped = start, True
         if loss is None:
             complete = False

@@ -8,8 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab import config as configs
-from attnlab import files
+from attnlab import configs, files
 from attnlab.errors import UserError
 from attnlab.report.sweep import spread
 from attnlab.report.values import described
@@ -33,7 +32,7 @@ def get_config(arg: str = '') -> ConfigDict:
 
 
 def write(sweep: Sweep, path: str | os.PathLike) -> Row:
-    """Writes an experiment file that `attnlab.config.load` turns into the config of the best point; returns that point.
+    """Writes an experiment file that `attnlab.configs.load` turns into the best point's config; returns that point.
 
     Of the best group it is the first seed's: to choose the luckiest would be to choose noise.
 

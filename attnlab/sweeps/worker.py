@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attnlab import config as configs
-from attnlab.errors import Pruned, RunError, Stopped, UserError
+from attnlab import configs
+from attnlab.errors import Diverged, Pruned, RunError, Stopped, UserError
 from attnlab.report.values import cropped, shown
 from attnlab.sweeps import board as boards
 from attnlab.sweeps import database, outcome, points, space, storage
@@ -186,7 +186,8 @@ def _failed(plan: Plan, error: BaseException, seconds: float) -> Outcome:
     text = shown(' '.join(str(error).split()))
     reason = text if isinstance(error, UserError | RunError) else f'{type(error).__name__}: {text}'
     reason = cropped(reason, REASON)  # all of it, with the traceback, is in the point's log
-    return Outcome('failed', plan.metric, plan.direction, None, None, seconds, reason)
+    diverged_at = error.step if isinstance(error, Diverged) else None
+    return Outcome('failed', plan.metric, plan.direction, None, None, seconds, reason, diverged_at)
 
 
 def _best(workdir: Path, plan: Plan) -> tuple[float, int]:

@@ -1,61 +1,164 @@
-"""What the training loop asks of a task, whatever the task."""
+"""The interface of a task, which is all that training, evaluation and the commands use of it."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 
+from attnlab.configs import RunConfig
+from attnlab.errors import UserError
 from attnlab.kernels.losses import Sums
 
 Params = Any
 """A tree of arrays."""
 
 Batch = Any
-"""A tree of NumPy arrays with the batch first."""
+"""A tree of NumPy arrays whose first axis is the batch."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """Data and model of an experiment, as functions.
+class Task(Protocol):
+    """Data, model, loss and scores of an experiment.
 
-    save: writes into a run's directory what its parameters need to be used later, such as a vocabulary.
-    examples: size of the training split, which gives durations in epochs their meaning.
-    init: a key gives the parameters.
-    batch: the training batch of step i (from 0), whole or a slice of its `rows`; a pure function of these, so that
-      resuming needs the step alone, and each of several processes its own rows.
-    loss: (parameters, batch, key) -> Sums, pure and jit-compiled by the loop.
-    evaluate: parameters -> scores on the whole validation split; rows divided over the mesh in context, if there is
-      one (`attnlab.kernels.axes`).
-    best: (name among the scores, 'max' or 'min'): which parameters to keep.
+    Config: dataclass of the task's configs.  best: the score that selects the parameters to keep, and whether the
+      highest or the lowest is best.  default_split: the split that `attnlab eval` scores.
+
+    A constructor takes `(config, workdir)` and reads no data. `workdir` is the directory of a run, whose vocabularies
+    (or other statistics of the data) are loaded; with None they are built from the training data.
     """
 
-    save: Callable[[Path], None]
-    examples: int
-    init: Callable[[jax.Array], Params]
-    batch: Callable[..., Batch]
-    loss: Callable[[Params, Batch, jax.Array], Sums]
-    evaluate: Callable[[Params], dict[str, float]]
-    best: tuple[str, Literal['max', 'min']]
+    Config: ClassVar[type[RunConfig]]
+    best: ClassVar[tuple[str, Literal['max', 'min']]]
+    default_split: ClassVar[str]
+
+    def __init__(self, config: Any, workdir: Path | None = None) -> None: ...
+
+    @property
+    def config(self) -> RunConfig:
+        """An instance of `Config`."""
+        ...
+
+    def check(self) -> None:
+        """Raise UserError for a config that no data or no model can be made of; reads no data."""
+        ...
+
+    @property
+    def examples(self) -> int:
+        """Number of training examples in an epoch. Reads all data that training needs, validation split included."""
+        ...
+
+    def init(self, rng: jax.Array) -> Params:
+        """Return new parameters."""
+        ...
+
+    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
+        """Return the training batch of a step, from 0, or some of its rows.
+
+        The result depends on the arguments alone: a resumed run sees the same batches, and each of several processes
+        makes its own rows.
+        """
+        ...
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array) -> Sums:
+        """Return the training loss; a pure function, which the trainer compiles."""
+        ...
+
+    def validate(self, params: Params) -> dict[str, float]:
+        """Return the scores of the validation split that are logged during training.
+
+        The rows of a batch are sharded over the mesh in context, if there is one (`attnlab.kernels.axes`).
+        """
+        ...
+
+    def evaluate(self, params: Params, split: str) -> dict[str, Any]:
+        """Return all scores of a split; writes samples into `workdir`."""
+        ...
+
+    def save(self, workdir: Path) -> None:
+        """Write what a task of this run's directory loads, such as vocabularies."""
+        ...
 
 
 class Outline(NamedTuple):
-    """A model and one row of its batch as shapes, for counting.
+    """A model and one row of its batch as shapes, to count parameters and operations.
 
-    what: the row, in words.  tokens: that go through a layer of it.
-    params: a tree of shapes.  batch: the shapes that `forward` takes after them.
-    forward: (params, *batch) -> the model's output.
-    cache: what decoding keeps of a full row, as shapes; None where that does not grow with the row.
+    what: describes the row.  tokens: number of tokens that go through a layer.
+    params: shapes of the parameters.  batch: shapes of the arguments of `forward` after `params`.
+    forward: (params, *batch) -> output of the model.
+    cache: shapes of the key-value cache of a full row; None if decoding needs none that grows with the row.
     """
 
     what: str
     tokens: int
     params: Any
-    batch: tuple[Any, ...]
-    forward: Callable[..., Any]
+    batch: tuple[jax.ShapeDtypeStruct, ...]
+    forward: Callable[..., jax.Array]
     cache: Any = None
+
+
+@runtime_checkable
+class Outlined(Protocol):
+    """A task whose model `attnlab count` can count."""
+
+    def outline(self, layers: int | None, active: bool) -> Outline:
+        """Return the shapes of the model.
+
+        layers: number of layers, not scanned; None: as in the config.
+        active: with dense attention, and in place of experts a dense MLP with the operations of one token's experts.
+        """
+        ...
+
+
+@runtime_checkable
+class Attends(Protocol):
+    """A task whose model has attention maps."""
+
+    def attend(self, params: Params, texts: Sequence[str], layer: int | None, head: int | None) -> None:
+        """Draw the attention of all layers and heads, or of one, over each input; prints the files."""
+        ...
+
+
+@runtime_checkable
+class Translates(Protocol):
+    """A task that translates."""
+
+    def translate(
+        self, params: Params, sentences: Sequence[str], joined: bool, layer: int | None, shifted: bool
+    ) -> None:
+        """Print a translation of each sentence and draw its alignment.
+
+        joined: draw words, not sub-words.  layer, shifted: how the alignment is read, in place of the config's way.
+        """
+        ...
+
+
+@runtime_checkable
+class Generates(Protocol):
+    """A task that continues a text."""
+
+    def generate(self, params: Params, prompt: str, **options: Any) -> None:
+        """Print samples; options: as in `attnlab.tasks.language.writer.write`."""
+        ...
+
+
+@runtime_checkable
+class Adapts(Protocol):
+    """A task whose runs can start from the parameters of another run."""
+
+    def adapted(self, source: Any, params: Params) -> Params:
+        """Return the parameters of `source`, a task of the same class, with the shapes of this one's."""
+        ...
+
+
+Ability = TypeVar('Ability')
+
+
+def able(task: Task, protocol: type[Ability], verb: str) -> Ability:
+    """Return the task as an instance of a protocol above; raise UserError naming `verb` if it is none."""
+    if not isinstance(task, protocol):
+        raise UserError(f'a run of task {task.config.task!r} does not {verb}')
+    return task
 
 
 def perplexity(loss: float) -> float:

@@ -192,7 +192,7 @@ def _check_readable(folder: Path) -> None:
     need the memory of a second state.
     """
     record = _unsealed(json.loads((folder / 'progress' / 'metadata').read_bytes()))
-    for name, arrays in record.get('arrays', {}).items():  # earlier versions noted none
+    for name, arrays in record['arrays'].items():
         for (path, saved), opened in zip(arrays.items(), _opened(folder / name, arrays), strict=True):
             if (shape := opened.result().shape) != saved.shape:
                 raise ValueError(f'step {folder.name}: {name}/{path} has shape {shape} once saved, not {saved.shape}')
@@ -275,8 +275,7 @@ def _restore(folder: Path, trees: dict[str, Any]) -> Saved | str:
     try:
         record = _unsealed(json.loads((folder / 'progress' / 'metadata').read_bytes()))
         for name, tree in trees.items():
-            stored = record['arrays'][name] if 'arrays' in record else _old_shapes(folder / name)
-            check_shapes(f'checkpoint of step {folder.name}: {name}', stored, tree)
+            check_shapes(f'checkpoint of step {folder.name}: {name}', record['arrays'][name], tree)
             restored[name] = _read(folder / name, tree)
     except UserError:
         raise
@@ -292,9 +291,7 @@ def _restore(folder: Path, trees: dict[str, Any]) -> Saved | str:
 
 
 def _unsealed(record: dict[str, Any]) -> dict[str, Any]:
-    """What `_sealed` was given, arrays described by an `_Array`; unchanged if it is from before there were seals."""
-    if 'params_sha256' in record:
-        return record
+    """The record that `_sealed` was given, each array described by an `_Array`; ValueError if it has changed since."""
     content = {name: value for name, value in record.items() if name != 'sha256'}
     if _sealed(content) != record:
         raise ValueError('progress does not have the checksum that it was saved with')
@@ -306,9 +303,7 @@ def _unsealed(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changed(record: dict[str, Any], name: str, tree: Any) -> str | None:
-    """The first array of a tree, or the tree, whose checksum is not the saved one."""
-    if 'arrays' not in record:
-        return None if digest(tree) == record[f'{name}_sha256'] else name
+    """The first array of a tree whose checksum is not the saved one."""
     saved = record['arrays'][name]
     found = checksum.of_tree(tree)
     return next((f'{name}/{path}' for path in found if found[path] != saved[path].checksum), None)
@@ -361,21 +356,3 @@ def check_shapes(where: str, have: Any, want: Any) -> None:
 
 def _leaves(tree: Any) -> list[tuple[Any, Any]]:
     return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, _Array))[0]
-
-
-# Checkpoints from before each array had a checksum
-
-
-def _old_shapes(folder: Path) -> Any:
-    return ocp.StandardCheckpointHandler().metadata(folder)  # type: ignore
-
-
-def digest(tree: Any) -> str:
-    """SHA-256 over paths, dtypes and bytes of all leaves."""
-    total = hashlib.sha256()
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        whole = leaf.is_fully_addressable or leaf.is_fully_replicated
-        array = np.asarray(leaf if whole else multihost_utils.process_allgather(leaf, tiled=True))
-        total.update(f'{checksum.path(keys)} {array.dtype} {array.shape}'.encode())
-        total.update(array.tobytes())
-    return total.hexdigest()

@@ -89,6 +89,19 @@ def tree_bytes(tree: Any) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
+def device_bytes(tree: Any) -> int:
+    """Bytes on one device of a tree of arrays or shapes with shardings."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def size(count: float) -> str:
+    """A number of bytes as text, such as '1.5 GiB'."""
+    prefixes = ['', 'Ki', 'Mi', 'Gi', 'Ti']
+    while abs(count) >= 1024 and len(prefixes) > 1:
+        count, prefixes = count / 1024, prefixes[1:]
+    return f'{count:,.{1 if prefixes[0] else 0}f} {prefixes[0]}B'
+
+
 def _flops(jaxpr: Any) -> int:
     return sum(map(_equation_flops, jaxpr.eqns))
 

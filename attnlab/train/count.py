@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from attnlab import tasks
-from attnlab.tasks.task import Outline
-from attnlab.train.cost import compiler_flops, gradient_flops, product_flops, saved_bytes, tree_bytes, tree_size
+from attnlab.configs import BlockConfig, RunConfig
+from attnlab.tasks.task import Outline, Outlined, able
+from attnlab.train.cost import compiler_flops, gradient_flops, product_flops, saved_bytes, size, tree_bytes, tree_size
 
 
 class Row(NamedTuple):
@@ -24,7 +26,7 @@ class Row(NamedTuple):
     unit: str
 
 
-def count(config: Any) -> tuple[str, list[Row]]:
+def count(config: RunConfig | ConfigDict) -> tuple[str, list[Row]]:
     """What one row of a batch is, in words, and the rows of `attnlab count`; nothing is allocated.
 
     Operations are those of products, two for each multiplication; attention counts all pairs, also those that a mask
@@ -33,29 +35,29 @@ def count(config: Any) -> tuple[str, list[Row]]:
     and is left empty where an array has 2^63 elements or more, of which XLA has no account.
     Activations are what the forward pass keeps for the backward pass; the compiler may keep less.
     """
-    kind = tasks.module(config)
-    kind.check_model(config)
-    layered = config.model.get('layers')
-    of = lambda layers, active: kind.outline(config, layers, active)
+    task = tasks.task_of(config)
+    of = able(task, Outlined, 'have a model that can be counted').outline
     whole, dense = of(None, False), of(None, True)
+    model = getattr(task.config, 'model', None)
+    blocks = model if isinstance(model, BlockConfig) else None
+    layered, experts = (blocks.layers, blocks.experts) if blocks else (0, 0)
     ones = [(of(layers, False), of(layers, True)) for layers in (1, 2)] if layered else []
 
     def row(name: str, unit: str, value: Callable[[Outline, int], float], active: bool = False) -> Row:
-        total = value(dense if active else whole, layered or 0)
+        total = value(dense if active else whole, layered)
         if not layered:
             return Row(name, None, None, total, unit)
         one, two = (value(each[active], layers) for layers, each in enumerate(ones, 1))
         return Row(name, two - one, 2 * one - two, total, unit)
 
-    experts = config.model.get('experts', 0)
-    share = config.model.active / experts if experts else 1.0
+    share = blocks.active / experts if blocks and experts else 1.0
     rows = [
         row('parameters', '', lambda each, _: tree_size(each.params)),
         row('  without embeddings', '', lambda each, _: _size(each.params, _is_table, 0.0)),
     ]
     if experts:
         rows.append(row('  active a token', '', lambda each, _: _size(each.params, _is_expert, share)))
-    router = lambda each, layers: 2 * each.tokens * config.model.width * experts * layers if experts else 0
+    router = lambda each, layers: 2 * each.tokens * blocks.width * experts * layers if blocks else 0
 
     def forward(each: Outline, layers: int) -> float:
         return product_flops(each.forward, each.params, *each.batch) + router(each, layers)
@@ -116,10 +118,4 @@ def table(what: str, rows: list[Row]) -> str:
 def _shown(value: float | None, unit: str) -> str:
     if value is None:
         return ''
-    if not unit:
-        return f'{value:,.0f}'
-    for prefix in ('', 'Ki', 'Mi', 'Gi', 'Ti'):
-        if abs(value) < 1024 or prefix == 'Ti':
-            return f'{value:,.{0 if prefix == "" else 1}f} {prefix}{unit}'
-        value /= 1024
-    raise AssertionError
+    return size(value) if unit == 'B' else f'{value:,.0f}'

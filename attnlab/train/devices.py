@@ -4,15 +4,20 @@ import contextlib
 import math
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from attnlab.errors import UserError
 from attnlab.kernels.axes import AXES, ROWS, TOKENS
+from attnlab.tasks.task import Batch, Params
 from attnlab.train import sharding
+
+T = TypeVar('T')
+R = TypeVar('R')
 
 AXIS = 'data'
 """The axis of rows that the programs of pmap share."""
@@ -21,39 +26,64 @@ MOST = 2048
 """CPU devices of one process in XLA, which compiles no program for more of them."""
 
 
-class Layout(NamedTuple):
+class Layout(Protocol):
     """How state and batches are divided among devices.
 
-    count: how many devices.
-    axis: over which a step adds up gradients and sums by itself; None where the compiler sees to it.
-    constrain: of micro-batches [accumulate, rows, ...] inside a step, says which device has which rows.
-    stored: of a state's shapes, with the sharding that it has when it is made, saved and restored.
-    start: a state so placed, from what makes one, pure, and its arguments.
-    state: as `compile`d steps take it, from one so placed.  kept: the way back.
-    compile: (state, batch, ...) -> (state, values), pure, as it runs on all devices, taking over the state's memory;
-      and a state to show how it lies.  What follows the batch lies as a state does.
-    rows: of a batch of so many, those that lie on devices of this process.
-    batch: arrays of the host, the whole batch, as compiled steps take them; or its `rows` alone, and how many it has.
-    use: (function, parameters of a state) -> what the function makes of them, called with the mesh in context, so that
-      it divides its rows by `axes.spread`; by pmap, on one device.
-    local: state, what was kept of it, or values, as one device of this process has it, whole.
+    count: number of devices.
+    axis: mapped axis over which a step sums gradients itself; None where the compiler does.
     """
 
     count: int
     axis: str | None
-    constrain: Callable[[Any], Any]
-    stored: Callable[[Any], Any]
-    start: Callable[..., Any]
-    state: Callable[[Any], Any]
-    kept: Callable[[Any], Any]
-    compile: Callable[[Callable[..., Any], Any], Callable[..., Any]]
-    rows: Callable[[int], slice]
-    batch: Callable[..., Any]
-    use: Callable[[Callable[[Any], Any], Any], Any]
-    local: Callable[[Any], Any]
+
+    def constrain(self, parts: Batch) -> Batch:
+        """Divide micro-batches [accumulate, rows, ...] among the devices, inside a compiled step."""
+        ...
+
+    def stored(self, tree: T) -> T:
+        """Shapes of a state, with the sharding in which it is made, saved and restored."""
+        ...
+
+    def start(self, make: Callable[..., T], *args: Any) -> T:
+        """`make(*args)`, a pure function, with its result placed as `stored` describes."""
+        ...
+
+    def replicate(self, tree: T) -> T:
+        """A stored state in the form that compiled steps take."""
+        ...
+
+    def unreplicate(self, tree: T) -> T:
+        """A compiled step's state in the form that is stored."""
+        ...
+
+    def compile(self, step: Callable[..., tuple[T, R]], state: T) -> Callable[..., tuple[T, R]]:
+        """Compile a pure (state, batch, ...) -> (state, values) for all devices; it donates the state's memory.
+
+        state: shows the sharding. Arguments after the batch are replicated like a state.
+        """
+        ...
+
+    def rows(self, count: int) -> slice:
+        """The rows, of a batch of `count`, that are on devices of this process."""
+        ...
+
+    def batch(self, tree: Batch, count: int | None = None) -> Batch:
+        """A batch of the host in the form that compiled steps take.
+
+        count: rows of the whole batch, where `tree` holds only the `rows` of this process.
+        """
+        ...
+
+    def use(self, function: Callable[[Params], T], params: Params) -> T:
+        """`function(params)`, where `axes.spread` divides rows over the mesh; pmap: on one device."""
+        ...
+
+    def local(self, tree: T) -> T:
+        """A state, in either form, or values, whole on one device of this process."""
+        ...
 
 
-def layout(parallel: str, mesh: str, rows: int) -> Layout:
+def layout(parallel: Literal['jit', 'pmap'], mesh: str, rows: int) -> Layout:
     """Of batches, or micro-batches, of so many rows on the devices that a mesh asks for.
 
     mesh: sizes by axis, as in 'data=2,tensor=4'.  Rows are divided over `data`, `fsdp` and `expert`; parameters and the
@@ -65,23 +95,18 @@ def layout(parallel: str, mesh: str, rows: int) -> Layout:
 
     Raises UserError for devices that are not there, and for a number that does not divide the rows.
     """
-    match parallel:
-        case 'jit':
-            return _jit(mesh_of(mesh, rows))
-        case 'pmap':
-            found = mesh_of(mesh, rows)
-            if found.size > found.shape['data'] or jax.process_count() > 1:
-                wanted = 'data alone, in one process'
-                raise UserError(f"train.parallel is 'pmap' and train.mesh {mesh!r}; expected {wanted}")
-            return _pmap(list(found.devices.flat))
-        case other:
-            raise UserError(f"train.parallel is {other!r}; expected 'jit' or 'pmap'")
+    found = mesh_of(mesh, rows)
+    if parallel == 'jit':
+        return JitLayout(found)
+    if found.size > found.shape['data'] or jax.process_count() > 1:
+        raise UserError(f"train.parallel is 'pmap' and train.mesh {mesh!r}; expected data alone, in one process")
+    return PmapLayout(list(found.devices.flat))
 
 
 def to_use(mesh: str, rows: int) -> Layout:
     """As `layout` by jit; where there are fewer devices than the mesh asks for, rows over those that there are."""
     wanted = math.prod(max(size, 1) for size in sizes_of(mesh).values())
-    return _jit(mesh_of(mesh if wanted <= len(jax.devices()) else 'data=0', rows))
+    return JitLayout(mesh_of(mesh if wanted <= len(jax.devices()) else 'data=0', rows))
 
 
 def mesh_of(text: str, rows: int) -> Mesh:
@@ -133,74 +158,120 @@ def _filled(sizes: dict[str, int], rows: int, available: int, mesh: str) -> dict
     return sizes
 
 
-def _jit(mesh: Mesh) -> Layout:
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    context = lambda: jax.set_mesh(mesh) if mesh.size > 1 else contextlib.nullcontext()
+class JitLayout(Layout):
+    """One program over all devices of a mesh; the compiler adds the communication."""
 
-    def start(make: Callable[..., Any], *args: Any) -> Any:
-        placed = stored(jax.eval_shape(make, *args), mesh)
-        return jax.jit(make, out_shardings=jax.tree.map(lambda x: x.sharding, placed))(*args)
+    axis = None
 
-    def compiled(step: Callable[..., Any], state: Any) -> Callable[..., Any]:
-        shardings = jax.tree.map(lambda x: x.sharding, state), everywhere
-        run = jax.jit(step, donate_argnums=0, out_shardings=shardings)
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.count = mesh.size
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        self._gather = jax.jit(lambda x: x, out_shardings=self._whole)
 
-        def in_context(*args: Any) -> Any:
-            with context():  # for `axes.spread` and what else asks for it
+    def constrain(self, parts: Batch) -> Batch:
+        def divided(x: jax.Array) -> jax.Array:
+            spec = PartitionSpec(None, *batch_spec(x.shape[1:], self.mesh))
+            return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+
+        return jax.tree.map(divided, parts)
+
+    def stored(self, tree: T) -> T:
+        place = lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))
+        return jax.tree.map(place, tree, sharding.specs(tree, self.mesh.shape))
+
+    def start(self, make: Callable[..., T], *args: Any) -> T:
+        places = jax.tree.map(lambda x: x.sharding, self.stored(jax.eval_shape(make, *args)))
+        return jax.jit(make, out_shardings=places)(*args)
+
+    def replicate(self, tree: T) -> T:
+        return tree
+
+    def unreplicate(self, tree: T) -> T:
+        return tree
+
+    def compile(self, step: Callable[..., tuple[T, R]], state: T) -> Callable[..., tuple[T, R]]:
+        places = jax.tree.map(lambda x: x.sharding, state), self._whole
+        run = jax.jit(step, donate_argnums=0, out_shardings=places)
+
+        def in_context(*args: Any) -> tuple[T, R]:
+            with self._context():
                 return run(*args)
 
         return in_context
 
-    def rows(count: int) -> slice:
-        held = NamedSharding(mesh, PartitionSpec(ROWS)).addressable_devices_indices_map((count,)).values()
+    def rows(self, count: int) -> slice:
+        held = NamedSharding(self.mesh, PartitionSpec(ROWS)).addressable_devices_indices_map((count,)).values()
         spans = [each[0].indices(count) for each in held if each]
         return slice(min(start for start, _, _ in spans), max(stop for _, stop, _ in spans))
 
-    def sent(x: Any, count: int | None) -> jax.Array:
-        shape = x.shape if count is None else (count, *x.shape[1:])
-        first = 0 if count is None else rows(count).start
+    def batch(self, tree: Batch, count: int | None = None) -> Batch:
+        first = 0 if count is None else self.rows(count).start
 
-        def part(at: Any) -> Any:
-            start, stop, _ = at[0].indices(shape[0])
-            return x[(slice(start - first, stop - first), *at[1:])]
+        def send(x: np.ndarray) -> jax.Array:
+            shape = x.shape if count is None else (count, *x.shape[1:])
 
-        return jax.make_array_from_callback(shape, NamedSharding(mesh, batch_spec(shape, mesh)), part)
+            def part(at: Any) -> np.ndarray:
+                start, stop, _ = at[0].indices(shape[0])
+                return x[(slice(start - first, stop - first), *at[1:])]
 
-    def use(function: Callable[[Any], Any], params: Any) -> Any:
-        with context():
+            return jax.make_array_from_callback(shape, NamedSharding(self.mesh, batch_spec(shape, self.mesh)), part)
+
+        return jax.tree.map(send, tree)
+
+    def use(self, function: Callable[[Params], T], params: Params) -> T:
+        with self._context():
             return function(params)
 
-    gather = jax.jit(lambda x: x, out_shardings=everywhere)
-
-    def local(tree: Any) -> Any:
-        whole = lambda x: x if x.is_fully_replicated else gather(x)
+    def local(self, tree: T) -> T:
+        whole = lambda x: x if x.is_fully_replicated else self._gather(x)
         return jax.tree.map(lambda x: whole(x).addressable_data(0), tree)
 
-    return Layout(
-        count=mesh.size,
-        axis=None,
-        constrain=lambda parts: jax.tree.map(
-            lambda x: jax.lax.with_sharding_constraint(
-                x, NamedSharding(mesh, PartitionSpec(None, *batch_spec(x.shape[1:], mesh)))
-            ),
-            parts,
-        ),
-        stored=lambda tree: stored(tree, mesh),
-        start=start,
-        state=lambda tree: tree,
-        kept=lambda tree: tree,
-        compile=compiled,
-        rows=rows,
-        batch=lambda tree, count=None: jax.tree.map(lambda x: sent(x, count), tree),
-        use=use,
-        local=local,
-    )
+    def _context(self) -> contextlib.AbstractContextManager[Any]:
+        """The mesh for `axes.spread` and other functions that read it from the context."""
+        return jax.set_mesh(self.mesh) if self.count > 1 else contextlib.nullcontext()
 
 
-def stored(tree: Any, mesh: Mesh) -> Any:
-    """The shapes of a state with the places that rules give it on a mesh."""
-    where = lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
-    return jax.tree.map(where, tree, sharding.specs(tree, mesh.shape))
+class PmapLayout(Layout):
+    """A program on each device, with its own rows and the whole state."""
+
+    axis = AXIS
+
+    def __init__(self, devices: list[Any]) -> None:
+        self.count = len(devices)
+        self._devices = devices
+        self._copy = jax.pmap(lambda tree, _: tree, in_axes=(None, 0), devices=devices)
+
+    def constrain(self, parts: Batch) -> Batch:
+        return parts
+
+    def stored(self, tree: T) -> T:
+        here = SingleDeviceSharding(self._devices[0])
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
+
+    def start(self, make: Callable[..., T], *args: Any) -> T:
+        return jax.jit(make)(*args)
+
+    def replicate(self, tree: T) -> T:
+        return self._copy(tree, jnp.arange(self.count))
+
+    def unreplicate(self, tree: T) -> T:
+        return self.local(tree)
+
+    def compile(self, step: Callable[..., tuple[T, R]], state: T) -> Callable[..., tuple[T, R]]:
+        return jax.pmap(step, AXIS, donate_argnums=0, devices=self._devices)
+
+    def rows(self, count: int) -> slice:
+        return slice(0, count)
+
+    def batch(self, tree: Batch, count: int | None = None) -> Batch:
+        return jax.tree.map(lambda x: x.reshape(self.count, -1, *x.shape[1:]), tree)
+
+    def use(self, function: Callable[[Params], T], params: Params) -> T:
+        return function(self.local(params))
+
+    def local(self, tree: T) -> T:
+        return jax.tree.map(lambda x: x.addressable_data(0)[0], tree)
 
 
 def batch_spec(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
@@ -214,24 +285,3 @@ def batch_spec(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
     if shape[1] % parts:
         raise UserError(f'train.mesh has {TOKENS}={parts}; expected a divisor of the length {shape[1]} of a batch')
     return PartitionSpec(ROWS, TOKENS)
-
-
-def _pmap(devices: list[Any]) -> Layout:
-    n = len(devices)
-    copies = jax.pmap(lambda tree, _: tree, in_axes=(None, 0), devices=devices)
-    here = SingleDeviceSharding(devices[0])
-    local = lambda tree: jax.tree.map(lambda x: x.addressable_data(0)[0], tree)
-    return Layout(
-        count=n,
-        axis=AXIS,
-        constrain=lambda parts: parts,
-        stored=lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree),
-        start=lambda make, *args: jax.jit(make)(*args),
-        state=lambda tree: copies(tree, jnp.arange(n)),
-        kept=local,
-        compile=lambda step, _: jax.pmap(step, AXIS, donate_argnums=0, devices=devices),
-        rows=lambda count: slice(0, count),
-        batch=lambda tree, count=None: jax.tree.map(lambda x: x.reshape(n, -1, *x.shape[1:]), tree),
-        use=lambda function, params: function(local(params)),
-        local=local,
-    )

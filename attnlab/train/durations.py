@@ -1,12 +1,41 @@
-"""Durations as people say them, in steps, epochs, examples or per cent, resolved in one place."""
+"""Durations in steps, epochs, examples or percent, converted to steps."""
 
 import math
 import re
 from fractions import Fraction
+from functools import partial
+from typing import NamedTuple
 
+from attnlab.configs.run import RunConfig
 from attnlab.errors import UserError
 
 _PATTERN = re.compile(r'\s*(\d{1,18}(?:\.\d{1,18})?)\s*(step|epoch|example|percent|%)s?\s*')
+
+
+class Durations(NamedTuple):
+    """Durations of a run in steps: the whole run, the warm-up, and the periods of logs, evaluations and checkpoints."""
+
+    total: int
+    warmup: int
+    log: int
+    evaluate: int
+    save: int
+
+    @classmethod
+    def of(cls, config: RunConfig, examples: int) -> 'Durations':
+        """The durations of a config; UserError for one that is no duration, or is less than a step.
+
+        examples: training examples.
+        """
+        train = config.train
+        count = partial(steps, batch_size=train.batch_size, examples=examples)
+        total = count(train.duration, 'train.duration')
+        texts = {'log_every': train.log_every, 'eval_every': train.eval_every, 'save_every': train.save_every}
+        periods = {name: count(text, f'train.{name}', total=total) for name, text in texts.items()}
+        for name, value in {'duration': total, **periods}.items():
+            if value < 1:
+                raise UserError(f'train.{name} is {getattr(train, name)!r}; expected one step or more')
+        return cls(total, count(config.optimizer.warmup, 'optimizer.warmup', total=total), *periods.values())
 
 
 def steps(text: str, key: str, *, batch_size: int, examples: int, total: int | None = None) -> int:

@@ -1,26 +1,30 @@
 """Whether a config can fit into memory, from shapes alone, before anything is compiled."""
 
-from typing import Any
+from functools import partial
 
 import jax
 import numpy as np
 
-from attnlab import environment, tasks
+from attnlab import environment
 from attnlab.errors import UserError
-from attnlab.tasks.task import Task
-from attnlab.train import cost, devices, loop, traffic
+from attnlab.tasks.task import Outlined, Task
+from attnlab.train import cost
+from attnlab.train.setup import assemble
 
 
-def check(config: Any, task: Task) -> None:
-    """Raises UserError for a state or a batch that is larger than the memory for it.
+def check(task: Task) -> None:
+    """Raise UserError for a state or a batch that is larger than the memory for it.
 
     The state is the parameters, the optimizer's state and one gradient.  Activations come on top: a config that passes
     may still not fit.  Without this check XLA ends the process, or waits for memory without an end.
     """
-    layout = loop.layout_of(config)
+    setup = assemble(task.config, task.examples)
+    layout = setup.layout
     # Not a batch itself: its order alone may be larger than the memory.
-    batch = cost.tree_bytes(tasks.module(config).outline(config, 1, False).batch) * config.train.batch_size
-    state = _state_bytes(config, task, layout)
+    row = task.outline(1, False).batch if isinstance(task, Outlined) else ()
+    batch = cost.tree_bytes(row) * setup.config.train.batch_size
+    shapes = layout.stored(jax.eval_shape(partial(setup.initial, task.init), np.uint32(0)))
+    state = cost.device_bytes(shapes) + cost.device_bytes(shapes.params)
     device = jax.local_devices()[0]
     if device.platform == 'cpu':  # all CPU devices share the host's memory
         needed = state * min(layout.count, jax.local_device_count()) + batch
@@ -29,20 +33,7 @@ def check(config: Any, task: Task) -> None:
         needed, room = state + batch // layout.count, (device.memory_stats() or {}).get('bytes_limit')
         where = f'{device.device_kind} has'
     if room is not None and needed > room:
-        came = f'parameters, optimizer and gradients take {_size(state)} on each device and a batch {_size(batch)}'
-        wanted = 'expected a smaller model or train.batch_size'
-        raise UserError(f'{came}; {where} {_size(room)} of memory; {wanted}')
-
-
-def _state_bytes(config: Any, task: Task, layout: devices.Layout) -> int:
-    """Bytes on one device of a state and a gradient."""
-    state = layout.stored(jax.eval_shape(loop.starter(config, task), np.uint32(0), None))
-    return traffic.bytes_of_one(state) + traffic.bytes_of_one(state.params)
-
-
-def _size(count: float) -> str:
-    for unit in ('B', 'kB', 'MB', 'GB', 'TB', 'PB'):
-        if count < 1000 or unit == 'PB':
-            break
-        count /= 1000
-    return f'{count:.4g} {unit}'
+        raise UserError(
+            f'parameters, optimizer and gradients take {cost.size(state)} on each device and a batch '
+            f'{cost.size(batch)}; {where} {cost.size(room)} of memory; expected a smaller model or train.batch_size'
+        )

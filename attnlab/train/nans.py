@@ -14,40 +14,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.kernels.losses import Sums
-from attnlab.tasks.task import Task
+from attnlab.tasks.task import Batch, Params, Task
 from attnlab.train import checksum, precision
-from attnlab.train.devices import Layout
+from attnlab.train.setup import Setup
+from attnlab.train.step import Loss, State, Values, noise_keys
 
 
 def remembering(
-    update: Callable[..., Any], task: Task, layout: Layout, draw: Callable[[Any, int | None], jax.Array]
-) -> tuple[Callable[..., Any], Callable[[int], str]]:
-    """An update that keeps the states before the last two steps, and what tells of either what went wrong in it.
+    update: Callable[[State, Batch], tuple[State, Values]], task: Task, setup: Setup
+) -> tuple[Callable[[State, Batch], tuple[State, Values]], Callable[[int], str]]:
+    """An update that keeps the states before the last two steps, and a function that explains either step's failure.
 
-    draw: (step, place) -> the keys of its micro-batches.  The step is run again on one device, part by part.
+    The explanation runs the step again on one device, part by part.
     """
-    kept: deque[Any] = deque(maxlen=2)  # as metrics are read a step later
+    layout, config = setup.layout, setup.config
+    states: deque[State] = deque(maxlen=2)  # metrics are read a step later
 
-    def run(state: Any, batch: Any) -> Any:
-        kept.append(jax.tree.map(jnp.copy, state))  # the step takes over the state's memory
+    def run(state: State, batch: Batch) -> tuple[State, Values]:
+        states.append(jax.tree.map(jnp.copy, state))  # the step donates the state's memory
         return update(state, batch)
 
-    def parts(step: int) -> Iterator[tuple[Any, jax.Array]]:
+    def parts(step: int) -> Iterator[tuple[Batch, jax.Array]]:
         count = 1 if layout.axis is None else layout.count
-        for place in range(count):
-            keys = draw(step, None if layout.axis is None else place)
+        for device in range(count):
+            place = None if layout.axis is None else device
+            keys = noise_keys(np.uint32(config.seed), config.train.accumulate, step, place)
             for i, key in enumerate(keys):
-                yield _part(_part(task.batch(step), count, place), len(keys), i), key
+                yield _part(_part(task.batch(step), count, device), len(keys), i), key
 
     def explain(step: int) -> str:
-        before = next(state for state in map(layout.local, kept) if int(state.step) == step - 1)
+        before = next(state for state in map(layout.local, states) if int(state.step) == step - 1)
         return blame(task.loss, before.params, parts(step - 1), before.scale)
 
     return run, explain
 
 
-def _part(batch: Any, count: int, i: int) -> Any:
+def _part(batch: Batch, count: int, i: int) -> Batch:
     return jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:])[i], batch)
 
 
@@ -63,9 +65,9 @@ class Output(NamedTuple):
 
 
 def blame(
-    loss: Callable[[Any, Any, jax.Array], Sums],
-    params: Any,
-    parts: Iterable[tuple[Any, jax.Array]],
+    loss: Loss,
+    params: Params,
+    parts: Iterable[tuple[Batch, jax.Array]],
     scale: precision.Scale | None = None,
 ) -> str:
     """What was not finite first, in one line without a full stop: a parameter, an input, a module's output, the loss
@@ -93,7 +95,7 @@ def blame(
 
 
 def _forward(
-    loss: Callable[..., Sums], params: Any, batch: Any, key: jax.Array
+    loss: Loss, params: Params, batch: Batch, key: jax.Array
 ) -> tuple[list[Output], dict[tuple[str, ...], int], float]:
     """All modules' outputs, the number of axes that each parameter has inside its module, and the loss."""
     outputs: list[Output] = []
@@ -113,7 +115,7 @@ def _forward(
             jax.debug.callback(told, _finite((args, kwargs)), _finite(made), ordered=True)
         return made
 
-    def run(params: Any, batch: Any, key: jax.Array) -> jax.Array:
+    def run(params: Params, batch: Batch, key: jax.Array) -> jax.Array:
         with nn.intercept_methods(watched):
             return loss(params, batch, key).total
 
@@ -135,7 +137,7 @@ def _told(outputs: list[Output], bad: int) -> str:
     return f'the first module that meets what is not finite is {name}: its input, made between modules, is not'
 
 
-def _nearest(grads: Any, outputs: list[Output], depths: dict[tuple[str, ...], int]) -> str | None:
+def _nearest(grads: Params, outputs: list[Output], depths: dict[tuple[str, ...], int]) -> str | None:
     """The parameter whose gradient is not finite and whose module ran last, with its layer if a scan has several."""
     ends: dict[tuple[str, ...], list[int]] = {}
     for i, each in enumerate(outputs):

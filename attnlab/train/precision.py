@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attnlab.configs.run import RunConfig
 from attnlab.kernels.losses import Sums
 
 START, LOWEST, HIGHEST = 2.0**15, 1.0, 2.0**24
@@ -33,9 +34,9 @@ class Scale(NamedTuple):
     skipped: jax.Array
 
 
-def asked(config: Any) -> bool:
-    """Whether a config's model computes in float16."""
-    return config.get('model', {}).get('dtype', 'float32') == 'float16'
+def is_half(config: RunConfig) -> bool:
+    """Whether the model computes in float16; only some models have a choice of dtype."""
+    return getattr(getattr(config, 'model', None), 'dtype', None) == 'float16'
 
 
 def start() -> Scale:

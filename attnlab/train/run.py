@@ -1,112 +1,114 @@
-"""A run's directory: trained, loaded, scored; the task is whatever its config names."""
+"""Training, loading and scoring of a run in a directory, whatever its task."""
 
 import json
 import logging
 import math
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
+from ml_collections import ConfigDict
 
-from attnlab import config as configs
-from attnlab import files, tasks
+from attnlab import configs, files, tasks
+from attnlab.configs import RunConfig
 from attnlab.errors import RunError, UserError
-from attnlab.tasks.task import Params, Task
+from attnlab.tasks.task import Adapts, Params, Task, able
 from attnlab.train import checkpoint, devices, loop, memory, precision, processes
+from attnlab.train.setup import assemble
 
 
 class Run(NamedTuple):
-    """A trained run: its config, and the parameters of its best step."""
+    """A trained run: its task, and the parameters of its best step."""
 
-    config: Any
-    workdir: Path
+    task: Task
     params: Params
     step: int
 
 
-def check(config: Any) -> None:
-    """Raises UserError for a config that cannot be trained on the devices of this process, with no data read."""
-    tasks.module(config).check(config)
-    loop.recipe(config, examples=1)  # whatever the data
-    loop.layout_of(config)
+def check(config: RunConfig | ConfigDict) -> Task:
+    """Return the task of a config; reads no data.
+
+    Raises UserError for a config that cannot be trained on the devices of this process.
+    """
+    task = tasks.task_of(config)
+    task.check()
+    assemble(task.config, examples=1)  # durations and devices, whatever the data
+    return task
 
 
 def train(
-    config: Any,
+    config: RunConfig | ConfigDict,
     workdir: Path,
-    *,
-    debug_nans: bool = False,
-    profile: tuple[int, int] | None = None,
-    watch: loop.Watch = lambda step, scores: None,
+    **options: Unpack[loop.Options],
 ) -> dict[str, float]:
-    """Trains a config in a directory, or goes on where its last run stopped; returns the last and the best scores.
+    """Train a config in a directory, from its last checkpoint if it has one; return the last and the best scores.
 
-    debug_nans, profile, watch: as in `attnlab.train.loop.train`.
+    options: as in `attnlab.train.loop.train`.
 
-    A run that has no checkpoint yet is started anew, also with another config.
+    A run that has no checkpoint yet starts anew, also with another config.
 
     Raises UserError for a config that cannot be trained, and for a directory that holds checkpoints of another config,
     before anything is written.
     """
     # No process writes before all have read.
-    found, task, params = processes.in_all(lambda: _prepared(config, workdir, profile))
-    with ExitStack() as held:
+    start = processes.in_all(lambda: _prepare(config, workdir, options.get('profile')))
+    task = start.task
+    with ExitStack() as stack:
 
-        def begin() -> None:
-            held.enter_context(_alone(workdir))
-            if _found(workdir) != found:
+        def write() -> None:
+            stack.enter_context(_locked(workdir))
+            if _saved(workdir) != start.saved:
                 raise UserError(f'{workdir} was trained by another process in the meantime')
-            configs.save(config, workdir / 'config.json')
+            configs.save(configs.config_dict(task.config), workdir / 'config.json')
             task.save(workdir)
 
-        processes.by_first(begin)
-        return loop.train(config, task, workdir, params, debug_nans=debug_nans, profile=profile, watch=watch)
+        processes.by_first(write)
+        return loop.train(task.config, task, workdir, start.params, **options)
 
 
-class _Found(NamedTuple):
-    """What there is of a run: the bytes of its config, and the steps that it can go on from."""
+class _Saved(NamedTuple):
+    """What a directory has of a run: the bytes of its config, and the steps of its checkpoints."""
 
     config: bytes | None
     steps: list[int]
 
 
-def _prepared(config: Any, workdir: Path, profile: tuple[int, int] | None) -> tuple[_Found, Task, Params | None]:
-    """What there is of a run, its task, and what it starts from if that is another run; with nothing written."""
-    check(config)
+class _Start(NamedTuple):
+    """params: those that training starts from if they are another run's."""
+
+    saved: _Saved
+    task: Task
+    params: Params | None
+
+
+def _prepare(config: RunConfig | ConfigDict, workdir: Path, profile: tuple[int, int] | None) -> _Start:
+    """Check a config, and read the data and all that training starts from; nothing is written."""
+    task = check(config)
     checkpoint.folder_of(workdir)
-    found = _found(workdir)
-    if found.steps and found.config is not None:
-        configs.check_same(config, configs.read(workdir / 'config.json'))
-    params = _started(config) if config.get('start') and not found.steps else None
-    task = _built(config, workdir if found.steps else None)
-    memory.check(config, task)
-    if profile is not None and profile[1] > (total := loop.plan(config, task.examples).total):
+    saved = _saved(workdir)
+    params = None
+    if saved.steps:
+        if saved.config is not None:
+            configs.check_same(configs.config_dict(task.config), configs.config_dict(task_in(workdir).config))
+        task = tasks.task_of(task.config, workdir)
+    elif task.config.start:
+        params = _params_of_start(task)
+    memory.check(task)  # after reading the data, for `examples`
+    if profile is not None and profile[1] > (total := assemble(task.config, task.examples).durations.total):
         raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
-    return found, task, params
+    return _Start(saved, task, params)
 
 
-def _built(config: Any, workdir: Path | None) -> Task:
-    """The task of a config, with the vocabularies of a run's directory; None builds them from the data.
-
-    A run without a checkpoint may have left a vocabulary of another config.
-    """
-    if workdir is not None:
-        return tasks.module(config).build(config, workdir)
-    with tempfile.TemporaryDirectory() as empty:
-        return tasks.module(config).build(config, Path(empty))
-
-
-def _found(workdir: Path) -> _Found:
+def _saved(workdir: Path) -> _Saved:
     config = workdir / 'config.json'
-    return _Found(config.read_bytes() if config.exists() else None, checkpoint.steps(workdir))
+    return _Saved(config.read_bytes() if config.exists() else None, checkpoint.steps(workdir))
 
 
 @contextmanager
-def _alone(workdir: Path) -> Iterator[None]:
-    """Makes a run's directory and holds it, until this process ends at the latest; UserError where another does."""
+def _locked(workdir: Path) -> Iterator[None]:
+    """Make a run's directory and lock it, until this process ends at the latest; UserError if another has locked it."""
     workdir.mkdir(parents=True, exist_ok=True)
     try:
         held = files.lock(workdir / '.lock')
@@ -120,38 +122,44 @@ def _alone(workdir: Path) -> Iterator[None]:
         yield
 
 
-def _started(config: Any) -> Params:
-    """The parameters of the run that a config starts from, as this one needs them."""
-    source = Path(files.at_home(config.start, 'start'))
+def _params_of_start(task: Task) -> Params:
+    """The parameters of the run that `config.start` names, adapted to this task."""
+    start, name = task.config.start, task.config.task
+    source = Path(files.at_home(start, 'start'))
     if not (source / 'config.json').is_file():
-        raise UserError(f'start is {config.start!r}; expected the directory of a trained run')
+        raise UserError(f'start is {start!r}; expected the directory of a trained run')
     loaded = load(source)
-    if loaded.config.task != config.task:
-        raise UserError(f'start is {config.start!r}, a run of task {loaded.config.task!r}; expected {config.task!r}')
-    params = tasks.able(config, 'adapted')(config, loaded.config, loaded.params)
-    shapes = jax.eval_shape(tasks.module(config).init(config, source), jax.random.key(0))
-    checkpoint.check_shapes(f'start {config.start}', params, shapes)
+    if loaded.task.config.task != name:
+        raise UserError(f'start is {start!r}, a run of task {loaded.task.config.task!r}; expected {name!r}')
+    params = able(task, Adapts, 'start from another run').adapted(loaded.task, loaded.params)
+    shapes = jax.eval_shape(tasks.task_of(task.config, source).init, jax.random.key(0))
+    checkpoint.check_shapes(f'start {start}', params, shapes)
     return jax.device_get(params)  # from where they can be put on any devices
 
 
-def config(workdir: Path) -> Any:
-    """The config of the run in a directory; raises UserError for one that no run of this version has."""
+def task_in(workdir: Path) -> Task:
+    """The task of the run in a directory; UserError for a config that no run of this version has."""
     path = workdir / 'config.json'
-    found = configs.read(path)
+    config = configs.read(path)
     try:
-        tasks.module(found).check(found)
+        task = tasks.task_of(config, workdir)
+        task.check()
     except UserError as error:
         raise UserError(f'{path}: {error}') from error
-    return found
+    return task
 
 
-def load(workdir: Path, layout: devices.Layout | None = None) -> Run:
-    """The run in a directory, on one device or as a layout divides it.
+def load(workdir: Path) -> Run:
+    """The run in a directory, on one device.
 
     Raises UserError if it has no checkpoint yet, and RunError if its parameters are not finite.
     """
-    found = config(workdir)
-    shapes = jax.eval_shape(tasks.module(found).init(found, workdir), jax.random.key(0))
+    return _best(task_in(workdir), workdir)
+
+
+def _best(task: Task, workdir: Path, layout: devices.Layout | None = None) -> Run:
+    """The best parameters of a run, on one device or sharded as a layout says."""
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
     if layout is not None:
         shapes = layout.stored(shapes)
     saved = None
@@ -162,24 +170,23 @@ def load(workdir: Path, layout: devices.Layout | None = None) -> Run:
         raise UserError(f'{workdir} has no checkpoint yet: train it first')
     if not jax.jit(precision.finite)(saved.params):
         raise RunError(f'{workdir}: the parameters of step {saved.step} are not all finite')
-    return Run(found, workdir, saved.params, saved.step)
+    return Run(task, saved.params, saved.step)
 
 
 def evaluate(workdir: Path, split: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Scores a run on a whole split, its task's own if None; writes `scores-SPLIT.json` and the task's samples.
+    """Score a run on a whole split, its task's default if None; write `scores-SPLIT.json` and the task's samples.
 
-    Returns the split's name and the scores, also where nothing can be written in the directory.
+    Returns the split's name and the scores, also if nothing can be written in the directory.
     """
-    train = config(workdir).train
-    layout = devices.to_use(train.get('mesh', 'data=0'), train.batch_size)
-    run = load(workdir, layout)
-    kind = tasks.module(run.config)
-    split = split or str(kind.SPLIT)
-    scores = layout.use(lambda params: kind.evaluate(run.config, workdir, params, split), run.params)
-    scores |= {'step': run.step, 'parameters': sum(x.size for x in jax.tree.leaves(run.params))}
+    task = task_in(workdir)
+    layout = devices.to_use(task.config.train.mesh, task.config.train.batch_size)
+    _, params, step = _best(task, workdir, layout)
+    split = split or task.default_split
+    scores = layout.use(lambda params: task.evaluate(params, split), params)
+    scores |= {'step': step, 'parameters': sum(x.size for x in jax.tree.leaves(params))}
     for name, value in scores.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise RunError(f'the {name} of split {split!r} is {value}: the parameters of step {run.step} have diverged')
+            raise RunError(f'the {name} of split {split!r} is {value}: the parameters of step {step} have diverged')
     text = json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False)
     with files.optional(workdir):
         files.write(workdir / f'scores-{split}.json', text + '\n')

@@ -2,15 +2,23 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import NamedSharding
+from ml_collections import ConfigDict
 
 from attnlab import tasks
-from attnlab.train import devices, loop, precision
+from attnlab.configs import RunConfig
+from attnlab.tasks.task import Batch, Outlined, Params, able
+from attnlab.train import devices
+from attnlab.train.cost import device_bytes
+from attnlab.train.setup import assemble
+from attnlab.train.step import State
 
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 
@@ -26,7 +34,7 @@ class Sent(NamedTuple):
     bytes: int
 
 
-def count(config: Any, mesh: str) -> tuple[dict[str, int], list[Sent]]:
+def count(config: RunConfig | ConfigDict, mesh: str) -> tuple[dict[str, int], list[Sent]]:
     """The bytes that lie on one device, by name, and the collectives of a step, as XLA divides it for CPUs.
 
     The step is the gradient of the sum of all logits for one (micro-)batch, and the optimizer's update.  Compilers for
@@ -35,41 +43,36 @@ def count(config: Any, mesh: str) -> tuple[dict[str, int], list[Sent]]:
 
     Raises UserError for a mesh that does not divide the batch.
     """
-    kind = tasks.module(config)
-    kind.check_model(config)
-    _, _, optimize = loop.recipe(config, examples=1)  # which also checks the numbers below
-    rows = config.train.batch_size // config.train.accumulate
-    found = devices.mesh_of(mesh, rows)
-    outline = kind.outline(config, None, False)
-    ema, scaled = config.train.get('ema', 0.0), precision.asked(config)
+    task = tasks.task_of(config)
+    outline = able(task, Outlined, 'have a model that can be counted').outline(None, False)
+    train = replace(task.config.train, mesh=mesh, parallel='jit')
+    setup = assemble(replace(task.config, train=train), examples=1)
+    layout = setup.layout
+    assert isinstance(layout, devices.JitLayout)
+    rows = train.batch_size // train.accumulate
 
-    def started(params: Any) -> loop.State:
-        return loop.initial(lambda rng: params, optimize, 0, ema=ema, scaled=scaled)
+    def started(params: Params) -> State:
+        return setup.initial(lambda rng: params, np.uint32(0))
 
-    def step(state: loop.State, batch: Any) -> loop.State:
+    def step(state: State, batch: Batch) -> State:
         grads = jax.grad(lambda params: jnp.sum(outline.forward(params, *batch)))(state.params)
-        updates, memory = optimize(1e-3, 0.1).update(grads, state.optimizer, state.params)
+        updates, memory = setup.optimize(1e-3, 0.1).update(grads, state.optimizer, state.params)
         return state._replace(params=optax.apply_updates(state.params, updates), optimizer=memory)
 
     def row(x: Any) -> jax.ShapeDtypeStruct:
         shape = (rows, *x.shape[1:])
-        where = NamedSharding(found, devices.batch_spec(shape, found))
+        where = NamedSharding(layout.mesh, devices.batch_spec(shape, layout.mesh))
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=where)
 
-    state = devices.stored(jax.eval_shape(started, outline.params), found)
+    state = layout.stored(jax.eval_shape(started, outline.params))
     places = jax.tree.map(lambda x: x.sharding, state)
-    with jax.set_mesh(found):
+    with jax.set_mesh(layout.mesh):
         program = jax.jit(step, donate_argnums=0, out_shardings=places).lower(state, tuple(map(row, outline.batch)))
     held = {'parameters': state.params, 'gradients': state.params, "optimizer's state": state.optimizer}
-    held = {name: bytes_of_one(tree) for name, tree in held.items()}
-    if ema:
-        held['average'] = bytes_of_one(state.average)
+    held = {name: device_bytes(tree) for name, tree in held.items()}
+    if state.average is not None:
+        held['average'] = device_bytes(state.average)
     return held, collectives(program.compile().as_text() or '')
-
-
-def bytes_of_one(tree: Any) -> int:
-    """Bytes of a tree of arrays or shapes, with shardings, that lie on one device."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def collectives(program: str) -> list[Sent]:

@@ -7,21 +7,13 @@ attnlab train --config=experiments/align/files_gru.py --workdir=runs/mine \
 import runpy
 from pathlib import Path
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
+
+from attnlab.configs import PairFiles, config_dict
 
 
 def get_config(arg: str = '') -> ConfigDict:
     """The model and training of multi30k_gru.py, with its argument, on other files."""
     config = runpy.run_path(str(Path(__file__).with_name('multi30k_gru.py')))['get_config'](arg)
-    config.data = dict(
-        name='files',
-        languages=('en', 'fr'),  # the files' suffixes, source first; French and English spacing are known
-        train=config_dict.required_placeholder(str),
-        valid=config_dict.required_placeholder(str),
-        test=config_dict.required_placeholder(str),
-        vocabulary='subwords',
-        vocabulary_size=6000,
-        shared=False,  # one vocabulary for both languages
-        widths=(12, 16, 20, 28, 48),
-    )
+    config.data = config_dict(PairFiles(vocabulary='subwords', vocabulary_size=6000, widths=(12, 16, 20, 28, 48)))
     return config

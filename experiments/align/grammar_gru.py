@@ -10,65 +10,62 @@ which trains and scores both, takes 4 min 24 s.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from ml_collections import ConfigDict
 
+from attnlab.configs import (
+    AlignConfig,
+    GrammarPairs,
+    OptimizerConfig,
+    RecurrentConfig,
+    TrainConfig,
+    config_dict,
+)
 from attnlab.sweeps import Overrides, grid
 
-SCORES = {'': 'additive', 'dot': 'dot', 'fixed': 'none'}
+SCORES: dict[str, Any] = {'': 'additive', 'dot': 'dot', 'fixed': 'none'}
 
 
 def get_config(arg: str = '') -> ConfigDict:
     """arg: '' for additive attention, 'dot' for the scaled dot product, 'fixed' for no attention."""
     if arg not in SCORES:
         raise ValueError(f"the argument is {arg!r}; expected '', 'dot' or 'fixed'")
-    config = ConfigDict()
-    config.task = 'align'
-    config.seed = 0
-    config.data = dict(
-        name='grammar',
-        train_examples=40_000,
-        test_examples=500,  # of each other split
-        vocabulary='words',
-        vocabulary_size=2000,
-        shared=False,
-        widths=(12, 20),
+    return config_dict(
+        AlignConfig(
+            data=GrammarPairs(
+                train_examples=40_000,
+                test_examples=500,
+                vocabulary='words',
+                vocabulary_size=2000,
+                widths=(12, 20),
+            ),
+            model=RecurrentConfig(
+                cell='gru',
+                embedding=64,
+                hidden=128,
+                attention=SCORES[arg],
+                dropout=0.1,
+            ),
+            optimizer=OptimizerConfig(
+                b2=0.999,
+                learning_rate=4e-3,
+                schedule='cosine',
+                warmup='100 steps',
+                clip=1.0,
+                weight_decay=0.0,
+            ),
+            train=TrainConfig(
+                batch_size=64,
+                mesh='data=1',  # of devices that share the work; a step so small is faster on one
+                duration='3.5 epochs',
+                log_every='50 steps',
+                eval_every='1 epoch',
+                save_every='1 epoch',
+                label_smoothing=0.0,
+            ),
+        )
     )
-    config.model = dict(
-        name='recurrent',
-        cell='gru',
-        embedding=64,
-        hidden=128,
-        encoder_layers=1,
-        bidirectional=True,
-        reverse_source=False,
-        attention=SCORES[arg],
-        dropout=0.1,
-        original=False,  # True: as in the appendix of Bahdanau et al. 2015, which is larger
-    )
-    config.optimizer = dict(
-        name='adam',
-        b2=0.999,
-        learning_rate=4e-3,
-        schedule='cosine',
-        warmup='100 steps',
-        clip=1.0,
-        weight_decay=0.0,
-    )
-    config.train = dict(
-        batch_size=64,
-        accumulate=1,
-        mesh='data=1',  # of devices that share the work; a step so small is faster on one
-        parallel='jit',  # one program over them, or pmap: one on each
-        duration='3.5 epochs',
-        log_every='50 steps',
-        eval_every='1 epoch',
-        save_every='1 epoch',
-        patience=0,  # evaluations without a better BLEU before the run ends; 0: never
-        label_smoothing=0.0,
-    )
-    config.decode = dict(beams=1, length_penalty=0.0)  # 1: greedy
-    return config
 
 
 def sweep_scores() -> Iterator[Overrides]:

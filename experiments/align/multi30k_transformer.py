@@ -10,60 +10,57 @@ and 53.5 for their Transformer-Tiny (2.55 million parameters, 3.5 times as many 
 
 from ml_collections import ConfigDict
 
-from attnlab.tasks import transformer
+from attnlab.configs import (
+    AlignConfig,
+    DecodeConfig,
+    Multi30kData,
+    OptimizerConfig,
+    TrainConfig,
+    TranslatorConfig,
+    config_dict,
+)
 
 
 def get_config(arg: str = '') -> ConfigDict:
     """arg: '' for pre-norm, 'post' for the order of 2017."""
     if arg not in ('', 'post'):
         raise ValueError(f"the argument is {arg!r}; expected '' or 'post'")
-    config = ConfigDict()
-    config.task = 'align'
-    config.seed = 0
-    config.data = dict(
-        name='multi30k',
-        folder='',  # one that holds train.en.gz and so on; else $ATTNLAB_DATA/multi30k, else a download
-        vocabulary='subwords',
-        vocabulary_size=6000,
-        shared=False,
-        widths=(12, 16, 20, 28, 48),
+    return config_dict(
+        AlignConfig(
+            data=Multi30kData(
+                vocabulary='subwords',
+                vocabulary_size=6000,
+                widths=(12, 16, 20, 28, 48),
+            ),
+            model=TranslatorConfig(
+                layers=4,
+                width=128,
+                heads=4,
+                positions='sinusoidal',
+                order=arg or 'pre',
+                mlp='relu',
+                mlp_width=256,
+                dropout=0.2,
+                scaled_init=False,
+                init=0.0,
+                alignment_layer=3,
+            ),
+            optimizer=OptimizerConfig(
+                b2=0.98,
+                learning_rate=2e-3,
+                schedule='cosine',
+                warmup='500 steps',
+                clip=1.0,
+                weight_decay=0.0,
+            ),
+            train=TrainConfig(
+                batch_size=128,
+                duration='20 epochs',
+                log_every='50 steps',
+                eval_every='1 epoch',
+                save_every='1 epoch',
+                label_smoothing=0.1,
+            ),
+            decode=DecodeConfig(beams=5, length_penalty=1.0),
+        )
     )
-    config.model = transformer.fields(
-        name='transformer',
-        layers=4,
-        width=128,
-        heads=4,
-        positions='sinusoidal',
-        order=arg or 'pre',
-        mlp='relu',
-        mlp_width=256,
-        dropout=0.2,
-        scaled_init=False,
-        init=0.0,
-        shared_embedding=False,
-        alignment_layer=3,  # whose cross-attention is the alignment, from 1
-        alignment_shift=0,  # 1: read where a word is fed, one step after it is made
-    )
-    config.optimizer = dict(
-        name='adam',
-        b2=0.98,
-        learning_rate=2e-3,
-        schedule='cosine',
-        warmup='500 steps',
-        clip=1.0,
-        weight_decay=0.0,
-    )
-    config.train = dict(
-        batch_size=128,
-        accumulate=1,
-        mesh='data=0',  # of devices that share the work; data=0: as many as divide the rows of a batch
-        parallel='jit',  # one program over them, or pmap: one on each
-        duration='20 epochs',
-        log_every='50 steps',
-        eval_every='1 epoch',
-        save_every='1 epoch',
-        patience=0,
-        label_smoothing=0.1,
-    )
-    config.decode = dict(beams=5, length_penalty=1.0)
-    return config

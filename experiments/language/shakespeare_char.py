@@ -14,8 +14,15 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from attnlab.configs import (
+    LanguageConfig,
+    LanguageModelConfig,
+    OptimizerConfig,
+    ShakespeareData,
+    TrainConfig,
+    config_dict,
+)
 from attnlab.sweeps import Overrides, chained, grid, zipped
-from attnlab.tasks import transformer
 
 TODAY = dict(positions='rotary', qk_norm='rms', norm='rms', mlp='swiglu')
 VARIANTS = {
@@ -41,40 +48,30 @@ def get_config(arg: str = '') -> ConfigDict:
     """arg: '' for GPT-2's block, or the one thing that is different from it; 'today' for several at once."""
     if arg not in VARIANTS:
         raise ValueError(f'the argument is {arg!r}; expected one of {", ".join(map(repr, VARIANTS))}')
-    config = ConfigDict()
-    config.task = 'language'
-    config.seed = 0
-    config.data = dict(
-        name='shakespeare',
-        folder='',  # one that holds input.txt; else $ATTNLAB_DATA/tinyshakespeare, else a download
-        share=0.9,  # of the text, to train on
-        documents='',  # '': one stream; or what parts it: lines, paragraphs, or a string
-        vocabulary='characters',
-        vocabulary_size=0,  # of sub-words
+    return config_dict(
+        LanguageConfig(
+            data=ShakespeareData(
+                vocabulary='characters',
+            ),
+            model=LanguageModelConfig(use_bias=False, **VARIANTS[arg]),
+            optimizer=OptimizerConfig(
+                b2=0.99,
+                learning_rate=4e-3,
+                schedule='linear',
+                warmup='100 steps',
+                clip=1.0,
+                weight_decay=0.1,
+            ),
+            train=TrainConfig(
+                batch_size=12,
+                duration='2000 steps',
+                log_every='100 steps',
+                eval_every='500 steps',
+                save_every='500 steps',
+                label_smoothing=0.0,
+            ),
+        )
     )
-    config.model = transformer.fields(name='language', tied=True, use_bias=False, **VARIANTS[arg])
-    config.optimizer = dict(
-        name='adam',
-        b2=0.99,
-        learning_rate=4e-3,
-        schedule='linear',
-        warmup='100 steps',
-        clip=1.0,
-        weight_decay=0.1,
-    )
-    config.train = dict(
-        batch_size=12,
-        accumulate=1,
-        mesh='data=0',  # of devices that share the work; data=0: as many as divide the rows of a batch
-        parallel='jit',  # one program over them, or pmap: one on each
-        duration='2000 steps',
-        log_every='100 steps',
-        eval_every='500 steps',
-        save_every='500 steps',
-        patience=0,  # evaluations without a better loss before the run ends; 0: never
-        label_smoothing=0.0,
-    )
-    return config
 
 
 def sweep_rates() -> Iterator[Overrides]:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from attnlab.tasks import vit
+from attnlab.configs import VIT_SIZES, VitConfig, config_dict
 
 MODELS = {
-    '': vit.fields(name='vit', **vit.SIZES['CIFAR-S'], dtype='bfloat16', qk_norm='rms', layer_drop=0.1),
+    '': VitConfig(**VIT_SIZES['CIFAR-S'], dtype='bfloat16', qk_norm='rms', layer_drop=0.1),
     # Hassani et al. 2021, CCT-7/3x1.
-    'cct': vit.fields(
-        name='vit', embedding='tokenizer', convolutions=1, pool='attention', layers=7, width=256, heads=4,
+    'cct': VitConfig(
+        embedding='tokenizer', convolutions=1, pool='attention', layers=7, width=256, heads=4,
         mlp_width=512, dtype='bfloat16', layer_drop=0.1,
     ),
 }  # fmt: skip
@@ -28,7 +28,7 @@ def get_config(arg: str = '') -> ConfigDict:
         raise ValueError(f'the argument is {arg!r}; expected one of {", ".join(map(repr, MODELS))}')
     config = runpy.run_path(str(Path(__file__).with_name('cifar10_small.py')))['get_config']()
     config.data.update(policy='trivial', erase=0.25, mixup=0.2, cutmix=1.0)
-    config.model = MODELS[arg]
+    config.model = config_dict(MODELS[arg])
     config.optimizer.update(learning_rate=1e-3, warmup='10 epochs', weight_decay=0.1)
     config.train.update(
         batch_size=256, duration='200 epochs', log_every='100 steps', eval_every='2 epochs', save_every='10 epochs',

@@ -11,11 +11,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
-from ml_collections import ConfigDict
 
 import attnlab.layers
 import attnlab.models
-from attnlab.configs import LanguageModelConfig, RecurrentConfig, ResNetConfig, TranslatorConfig, VitConfig
+from attnlab.configs import (
+    LanguageModelConfig,
+    OptimizerConfig,
+    RecurrentConfig,
+    ResNetConfig,
+    TranslatorConfig,
+    VitConfig,
+)
 from attnlab.decode.cache import start, stepper
 from attnlab.decode.sampling import sample
 from attnlab.kernels.losses import Sums
@@ -24,7 +30,8 @@ from attnlab.models.recurrent import RecurrentSeq2Seq
 from attnlab.models.resnet import ResNet
 from attnlab.models.transformer import TransformerSeq2Seq
 from attnlab.models.vision import VisionTransformer
-from attnlab.train import loop, optimizer, run
+from attnlab.train import optimizer, run
+from attnlab.train.step import Hyperparameters, initial_state, make_update
 from tests.tasks.conftest import tiny_language
 
 TOKENS, IMAGES = jnp.ones((2, 3), jnp.int32), jnp.ones((2, 8, 8, 3), jnp.float32)
@@ -83,7 +90,7 @@ EACH_LAYER = (
 )  # fmt: skip
 """Models that have every layer of the package together."""
 
-OPTIMIZER = ConfigDict(dict(name='adam', b2=0.999, clip=1.0, weight_decay=0.1, learning_rate=0.1, schedule='rsqrt'))
+OPTIMIZER = OptimizerConfig(weight_decay=0.1, learning_rate=0.1, schedule='rsqrt')
 
 
 def trained(model, inputs):
@@ -97,9 +104,9 @@ def trained(model, inputs):
 
     def both():
         init = lambda key: model.init(key, *inputs)['params']
-        before = loop.initial(init, optimize, 0, ema=0.9, scaled=True)
-        update = loop.make_update(loss, optimize, optimizer.schedule(OPTIMIZER, 9, 2), 1, 0.9)
-        given = loop.Given(jnp.uint32(0), jnp.float32(0.1), jnp.float32(0.1))
+        before = initial_state(init, optimize, 0, ema=0.9, scaled=True)
+        update = make_update(loss, optimize, optimizer.schedule(OPTIMIZER, 9, 2), ema=0.9)
+        given = Hyperparameters(jnp.uint32(0), jnp.float32(0.1), jnp.float32(0.1))
         return before, update(before, inputs, given)[0]
 
     return jax.eval_shape(both)

@@ -3,98 +3,50 @@
 import base64
 import json
 import re
-from html.parser import HTMLParser
+from importlib import resources
 
-import numpy as np
 import pytest
+from markupsafe import escape
 
 from attnlab.errors import UserError
-from attnlab.report import figures, page
+from attnlab.report import figures, html, page
 from attnlab.tasks import heatmap
+from tests.report.pages import COLUMNS, ROWS, SAMPLE, SCORES, WEIGHTS, captioned, outline, pictures, run
 
-ROWS, COLUMNS = ['la', 'robe', 'rouge', '</s>'], ['the', 'red', 'dress', '</s>']
-WEIGHTS = np.eye(4)[[0, 2, 1, 3]]
-SAMPLE = {'source': 'the red dress', 'reference': 'la robe rouge', 'output': 'la robe <rouge>', 'rows': ROWS,
-          'columns': COLUMNS, 'weights': WEIGHTS.tolist(), 'gold': {'sure': [[1, 2], [2, 1]], 'possible': [[0, 0]]}}
-SCORES = {'bleu': 45.26, 'bleu_signature': 'tok:13a', 'chrf': 63.1, 'aer_emit': 0.0712, 'parameters': 1234567,
-          'perplexity': None, 'by_length': [{'from': 1, 'to': 10, 'sentences': 5, 'bleu': 44.0}]}
+NASTY = '<script>"\'&amp;</td>'
 
 
-class Outline(HTMLParser):
-    """Fails on a tag that is not closed in order; keeps texts and attributes."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.texts, self.links = [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.links += [value for name, value in attrs if name in ('src', 'href')]
-        if tag not in ('meta', 'img'):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if data.strip() and self.open[-1] != 'style':
-            self.texts.append(data)
+def test_every_text_is_escaped(tmp_path):
+    sample = {**SAMPLE, 'source': NASTY, 'reference': NASTY, 'output': NASTY}
+    scores = {**SCORES, 'bleu_signature': NASTY, NASTY: 1.0}
+    folder = run(tmp_path / 'a<script>', scores, [sample])
+    (folder / 'config.json').write_text(json.dumps({'data': {'name': NASTY}, NASTY: NASTY}))
+    captioned(folder, NASTY)
+    for path in (page.run_page(folder), page.compare(tmp_path / 'b.html', [folder])):
+        markup = path.read_text('utf-8')
+        assert '<script' not in markup
+        texts = outline(markup).texts
+        assert texts[0] == 'a<script>, test'
+        assert texts.count(NASTY) >= 4  # three of the card, one of the scores
+        for text in (f'BLEU: {NASTY}', f'{NASTY} · seed None'):
+            assert any(found.endswith(text) for found in texts), text
+        assert any(f'{NASTY} = {json.dumps(NASTY)}' in found for found in texts)
+    assert f'alt="{escape(NASTY)}"' in markup
 
 
-def outline(markup):
-    parser = Outline()
-    parser.feed(markup)
-    assert not parser.open
-    return parser
-
-
-def run(folder, scores=SCORES, samples=(SAMPLE,), arrays=()):
-    (folder / 'samples').mkdir(parents=True)
-    (folder / 'config.json').write_text(json.dumps({'seed': 3, 'model': {'cell': 'gru', 'attention': 'additive'}}))
-    (folder / 'scores-test.json').write_text(json.dumps(scores))
-    (folder / 'metrics.jsonl').write_text('{"step": 1, "split": "train", "loss": 2.0}\n{"step": 2, "spl')  # killed
-    (folder / 'samples/test.json').write_text(json.dumps(list(samples)))
-    if arrays:
-        np.savez_compressed(folder / 'samples/test.npz', *arrays)
-    return folder
-
-
-def pictures(markup):
-    return [base64.b64decode(data) for data in re.findall(r'base64,([^"]+)"', markup)]
-
-
-@pytest.mark.parametrize('make', [
-    page.paragraph, page.preformatted, page.section, lambda t: page.section('a', page.paragraph(t)),
-    lambda t: page.table([t], [[t, t]]), lambda t: page.tiles([(t, t)]), lambda t: page.folded(t, page.paragraph(t)),
-    lambda t: page.image(heatmap.png(figures.curves({})), t, t)])
-def test_text_is_escaped(make):
-    nasty = '<script>"\'&amp;</td>'
-    markup = make(nasty)
-    assert '<script' not in markup
-    parser = outline(markup)
-    assert nasty in parser.texts or make is page.section or nasty in parser.texts[0]
-
-
-def test_a_table_keeps_its_cells_in_order():
-    markup = page.table(['', 'a'], [['BLEU', '1'], ['chrF', '2']])
-    assert outline(markup).texts == ['a', 'BLEU', '1', 'chrF', '2']
-
-
-def test_an_image_holds_the_png_at_half_its_size():
+def test_a_picture_is_shown_at_half_its_size():
     data = heatmap.png(figures.curves({}))
-    markup = page.image(data, 'a "curve"')
-    assert pictures(markup) == [data]
-    width, height = int.from_bytes(data[16:20], 'big'), int.from_bytes(data[20:24], 'big')
-    assert f'width="{width // 2}" height="{height // 2}"' in markup
-    assert 'alt="a &quot;curve&quot;"' in markup
+    found = html.picture(data, 'a "curve"')
+    assert base64.b64decode(found.base64) == data
+    assert (found.width, found.height) == tuple(int.from_bytes(data[at : at + 4], 'big') // 2 for at in (16, 20))
 
 
 def test_a_page_is_whole_and_asks_nothing_of_the_network(tmp_path):
-    page.write(tmp_path / 'a.html', 'Œuvre <1>', [page.section('é', page.paragraph('ç'))])
-    markup = (tmp_path / 'a.html').read_text('utf-8')
+    markup = page.run_page(run(tmp_path / 'Œuvre <1>')).read_text('utf-8')
     assert markup.startswith('<!doctype html>')
     assert '<meta charset="utf-8">' in markup
     assert 'viewport' in markup
-    assert outline(markup).texts == ['Œuvre <1>', 'Œuvre <1>', 'é', 'ç']
+    assert outline(markup).texts[:2] == ['Œuvre <1>, test'] * 2
     assert 'prefers-color-scheme: dark' in markup
     assert '@media print' in markup
     assert '<script' not in markup
@@ -102,10 +54,18 @@ def test_a_page_is_whole_and_asks_nothing_of_the_network(tmp_path):
     assert 'url(' not in markup
 
 
+def test_a_score_of_an_unknown_name_has_a_row(tmp_path):
+    scores = {'split': 'test', 'own_score': 0.25, 'images': 1200, 'unknown': None, 'loss': 1.5}
+    texts = outline(page.run_page(run(tmp_path / 'a', scores, [])).read_text('utf-8')).texts
+    at = texts.index('Scores')
+    assert texts[at + 1 : at + 8] == ['value', 'Loss', '1.500', 'Own score', '0.250', 'Images', '1,200']
+
+
 @pytest.mark.parametrize('scheme', ['light', 'dark', 'print'])
 def test_every_text_stands_out_from_every_background(scheme):
+    style = resources.files('attnlab.report').joinpath('templates/style.css').read_text('utf-8')
     light, dark, printed = (dict(re.findall(r'(--\w+): (#\w+);', root))
-                            for root in re.findall(r':root \{(.*?)\}', page.STYLE, re.DOTALL))  # fmt: skip
+                            for root in re.findall(r':root \{(.*?)\}', style, re.DOTALL))  # fmt: skip
     colours = light | {'light': {}, 'dark': dark, 'print': printed}[scheme]
 
     def luminance(colour):
@@ -118,7 +78,7 @@ def test_every_text_stands_out_from_every_background(scheme):
         for paper in ('--page', '--card'):
             dark, bright = sorted(luminance(colours[name]) for name in (ink, paper))
             assert (bright + 0.05) / (dark + 0.05) >= 4.5, (ink, paper)
-    rules = re.findall(r'([^{}]+)\{([^{}]*)\}', page.STYLE)
+    rules = re.findall(r'([^{}]+)\{([^{}]*)\}', style)
     fixed = {selector.strip() for selector, body in rules if re.search(r'(?<!-)(background|color): #', body)}
     assert fixed == {'img'}  # pictures have no text of the page
 
@@ -129,11 +89,11 @@ def test_a_run_becomes_a_page(tmp_path):
     markup = path.read_text('utf-8')
     parser = outline(markup)
     for text in ('my-run, test', '45.3', '63.1', '0.071', '1,234,567', 'BLEU: tok:13a', 'la robe <rouge>',
-                 'la robe rouge', 'gru · additive attention · seed 3'):
+                 'la robe rouge', 'gru · attention: additive · seed 3'):
         assert text in parser.texts, text
     assert 'Perplexity' not in parser.texts
     assert 'Exact match' not in parser.texts
-    assert 'model.attention = "additive"' in markup.replace('&quot;', '"')
+    assert 'model.attention = "additive"' in markup.replace('&#34;', '"')
     assert len(pictures(markup)) == 3  # by length, curves, one alignment
     assert all(link.startswith('data:image/png') for link in parser.links)
 

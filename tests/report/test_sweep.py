@@ -9,7 +9,7 @@ from attnlab.report import sweep
 from attnlab.report import sweep_figures as figures
 from attnlab.report.values import described
 from attnlab.tasks import heatmap
-from tests.report.test_page import outline, pictures
+from tests.report.pages import outline, pictures
 
 KEYS = {'optimizer.learning_rate': 'learning_rate', 'model.order': 'order'}
 RATES = (1e-4, 1e-3, 1e-2)

@@ -12,12 +12,12 @@ BASE = {
 DIVERGED = 'step 7: the loss is nan; the newest checkpoint is from step 5. Try a lower optimizer.learning_rate'
 
 
-def point(overrides, status='done', value=None, step=None, seconds=None, reason=None, metrics=None):
+def point(overrides, status='done', value=None, step=None, seconds=None, reason=None, metrics=None, diverged_at=None):
     """metrics: records of its run; None where no run was begun."""
     ended = status in ('done', 'failed', 'pruned')
     return {
         'overrides': overrides, 'status': status, 'value': value, 'step': step, 'reason': reason, 'metrics': metrics,
-        'seconds': 10.0 if seconds is None and ended else seconds,
+        'seconds': 10.0 if seconds is None and ended else seconds, 'diverged_at': diverged_at,
     }  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def sweep(folder, points, metric='loss', direction='min', config='experiments/a.
             who = {'running': True, 'host': 'a', 'pid': 1, 'started': time.time(), 'seconds': 0.0}
             write(place / 'running.json', who)
         elif each['status'] != 'waiting':
-            keys = ('status', 'value', 'step', 'seconds', 'reason')
+            keys = ('status', 'value', 'step', 'seconds', 'reason', 'diverged_at')
             write(place / 'outcome.json', {'metric': metric, 'direction': direction} | {key: each[key] for key in keys})
         if each['metrics'] is not None:
             write(place / 'run/config.json', changed(BASE, each['overrides']))

@@ -11,38 +11,19 @@ import pytest
 from attnlab import cli
 from attnlab.sweeps import outcome
 from attnlab.train import metrics
-from tests.sweeps.conftest import said, sweep
+from tests.sweeps.experiments import TRAINED
+from tests.sweeps.processes import runs, said, sweep, until
 
-SWEEPS = '''
-def sweep_three(): return grid({'optimizer.learning_rate': (0.01, 1e38, 0.02)})
-def sweep_seeds(): return grid({'seed': range(2)})
-def sweep_more(): return grid({'seed': range(3)})
-def search_rate(trial): return {'optimizer.learning_rate': trial.suggest_float('rate', 1e-3, 1e-1, log=True)}
-'''
 LONG = ('--config.train.duration=2000 steps', '--config.train.eval_every=2000 steps')
 
 
 @pytest.fixture
 def config(trainable):
-    return trainable(SWEEPS)
+    return trainable(TRAINED)
 
 
 def rows(folder):
     return {row.name: row for row in outcome.read(folder).rows}
-
-
-def runs(folder):
-    """The records of every point's run, but for how fast it was."""
-    return {row.name: [record for record in metrics.read(row.run) if record['split'] != 'speed']
-            for row in outcome.read(folder).rows}  # fmt: skip
-
-
-def until(condition, limit=60):
-    """Waits for something that comes soon."""
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_one_of_three_fails_and_the_others_finish(config, tmp_path):
@@ -55,7 +36,7 @@ def test_one_of_three_fails_and_the_others_finish(config, tmp_path):
     assert (found.metric, found.direction) == ('loss', 'min')
     failed = found.rows[1]
     assert failed.reason.startswith('step ') and 'the loss is' in failed.reason and failed.value is None
-    assert 'RunError' in (folder / 'points' / failed.name / 'log.txt').read_text()
+    assert 'Traceback' in (folder / 'points' / failed.name / 'log.txt').read_text()
     for row in (found.rows[0], found.rows[2]):
         valid = [record for record in metrics.read(row.run) if record['split'] == 'valid']
         assert row.value == min(record['loss'] for record in valid) and row.seconds > 0

@@ -6,13 +6,13 @@ import pytest
 
 from attnlab import cli
 from tests.sweeps import made
-from tests.sweeps.test_points import SWEEPS
+from tests.sweeps.experiments import CHECKED
 
 
 @pytest.fixture
 def refused(experiment, tmp_path, capsys):
     """The line that refuses these flags."""
-    config = experiment(SWEEPS)
+    config = experiment(CHECKED)
 
     def line(*flags):
         assert cli.main(['sweep', f'--config={config}', f'--workdir={tmp_path}/new', *flags]) == 2
@@ -65,7 +65,7 @@ def test_a_command_line_that_is_none(refused, flags, said):
 
 
 def test_the_list(experiment, tmp_path, capsys):
-    config = experiment(SWEEPS)
+    config = experiment(CHECKED)
     assert cli.main(['sweep', f'--config={config}', f'--workdir={tmp_path}/new', '--sweep=sizes,seeds', '--list']) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 6 and not (tmp_path / 'new').exists()
@@ -75,7 +75,7 @@ def test_the_list(experiment, tmp_path, capsys):
 
 
 def test_the_best_of_another_sweep_is_not_written(experiment, tmp_path, capsys):
-    config, folder = experiment(SWEEPS), tmp_path / 'sweep'
+    config, folder = experiment(CHECKED), tmp_path / 'sweep'
     made.sweep(folder, [made.point({'seed': 1}, value=1.0, metrics=[])], config=config, names=('seeds',))
     best = lambda name, *more: cli.main(['sweep', f'--config={config}', f'--workdir={folder}', f'--sweep={name}',
                                          f'--best={tmp_path}/best.py', *more])  # fmt: skip
@@ -114,7 +114,7 @@ def test_a_sweep_function_that_makes_no_points(experiment, tmp_path, capsys, fun
 
 @pytest.mark.parametrize('best', ['', '/best.py', '/best.txt', '/none/best.py'])
 def test_a_best_that_cannot_be_written(experiment, tmp_path, capsys, best):
-    config, folder = experiment(SWEEPS), tmp_path / 'sweep'
+    config, folder = experiment(CHECKED), tmp_path / 'sweep'
     made.sweep(folder, [made.point({'seed': 1}, value=1.0, metrics=[])], config=config, names=('seeds',))
     (tmp_path / 'best.py').write_text('mine')
     before = sorted(tmp_path.rglob('*'))
@@ -127,7 +127,7 @@ def test_a_best_that_cannot_be_written(experiment, tmp_path, capsys, best):
 @pytest.mark.parametrize('text', ['', '{}', '[]', 'null', '3', '"x"', '{"config": 1}', '\x00', '[' * 100000])
 @pytest.mark.parametrize('file', ['sweep.json', 'points/p0/outcome.json', 'points/p0/running.json'])
 def test_a_file_of_a_sweep_that_is_damaged(experiment, tmp_path, capsys, text, file):
-    config, folder = experiment(SWEEPS), tmp_path / 'sweep'
+    config, folder = experiment(CHECKED), tmp_path / 'sweep'
     made.sweep(folder, [made.point({'seed': 1}, 'running')], config=config, names=('seeds',))
     (folder / file).write_text(text)
     argv = ['sweep', f'--config={config}', f'--workdir={folder}', '--sweep=seeds', f'--best={tmp_path}/best.py']

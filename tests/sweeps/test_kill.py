@@ -13,8 +13,7 @@ import pytest
 from optuna.trial import TrialState
 
 from attnlab.sweeps import outcome, storage
-from tests.sweeps.conftest import said, sweep
-from tests.sweeps.test_command import runs, until
+from tests.sweeps.processes import runs, said, sweep, until
 
 SWEEPS = "def sweep_eight(): return grid({'seed': range(4), 'optimizer.learning_rate': (0.01, 0.02)})"
 KILLS = 10

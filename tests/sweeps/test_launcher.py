@@ -9,8 +9,8 @@ import pytest
 
 from attnlab import cli
 from attnlab.sweeps import launcher, outcome
-from tests.sweeps.conftest import said, sweep
-from tests.sweeps.test_command import SWEEPS
+from tests.sweeps.experiments import TRAINED
+from tests.sweeps.processes import said, sweep
 
 SBATCH = """#!/bin/sh
 cp "$1" "$SUBMITTED"/script.$(ls "$SUBMITTED" | wc -l)
@@ -36,7 +36,7 @@ def slurm(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_jobs_on_this_machine(trainable, tmp_path):
     folder = tmp_path / 'sweep'
-    process = sweep(trainable(SWEEPS), folder, '--sweep=more', '--workers=2', '--launcher=local',
+    process = sweep(trainable(TRAINED), folder, '--sweep=more', '--workers=2', '--launcher=local',
                     '--launcher_options=timeout_min=5')  # fmt: skip
     code, text = said(process)
     assert code == 0, text
@@ -74,13 +74,13 @@ def test_a_jobs_command_line(monkeypatch, experiment, tmp_path):
     submitted = []
     monkeypatch.setattr(launcher, 'run', lambda *args: submitted.append(args))
     monkeypatch.setattr(launcher, 'executor', lambda *args: None)
-    argv = ['sweep', f'--config={experiment(SWEEPS)}', f'--workdir={tmp_path}/new', '--sweep=more', '--workers', '3',
+    argv = ['sweep', f'--config={experiment(TRAINED)}', f'--workdir={tmp_path}/new', '--sweep=more', '--workers', '3',
             '--launcher', 'slurm', f'--storage=sqlite:///{tmp_path}/x.db', '--launcher_options=partition=a',
             '--config.model.hidden=16']  # fmt: skip
     before = dict(os.environ)
     assert cli.main(argv) == 1  # no point has come to its end
     [(given, folder, count, name, options)] = submitted
-    kept = {f'--config={experiment(SWEEPS)}', f'--workdir={tmp_path}/new', '--sweep=more',
+    kept = {f'--config={experiment(TRAINED)}', f'--workdir={tmp_path}/new', '--sweep=more',
             f'--storage=sqlite:///{tmp_path}/x.db', '--config.model.hidden=16'}  # fmt: skip
     assert given[0] == 'sweep' and set(given[1:]) == kept | {'--workers=1'} and len(given) == 7
     assert (str(folder), count, name, options) == (f'{tmp_path}/new', 3, 'slurm', {'partition': 'a'})
@@ -98,7 +98,7 @@ def test_a_signal_to_the_waiting_command_says_that_jobs_go_on(monkeypatch, exper
         submit = staticmethod(lambda job: Job())
 
     monkeypatch.setattr(launcher, 'executor', lambda *args: Executor)
-    argv = ['sweep', f'--config={experiment(SWEEPS)}', f'--workdir={tmp_path}/new', '--sweep=more', '--launcher=local']
+    argv = ['sweep', f'--config={experiment(TRAINED)}', f'--workdir={tmp_path}/new', '--sweep=more', '--launcher=local']
     assert cli.main(argv) == 130
     assert 'jobs that were submitted go on' in caplog.text
     assert capsys.readouterr().err == 'attnlab: SIGINT: stopped; the same command goes on from there\n'
@@ -109,7 +109,7 @@ def test_a_signal_to_the_waiting_command_says_that_jobs_go_on(monkeypatch, exper
     ('nodes=two', "--launcher=slurm: "),
 ])  # fmt: skip
 def test_options_that_are_none(slurm, experiment, tmp_path, capsys, options, line):
-    code = cli.main(['sweep', f'--config={experiment(SWEEPS)}', f'--workdir={tmp_path}/new', '--sweep=more',
+    code = cli.main(['sweep', f'--config={experiment(TRAINED)}', f'--workdir={tmp_path}/new', '--sweep=more',
                      '--launcher=slurm', '--storage=sqlite://', f'--launcher_options={options}'])  # fmt: skip
     said = capsys.readouterr().err
     assert code == 2 and line in said and said.count('\n') == 1 and not (tmp_path / 'new').exists(), said
@@ -117,7 +117,7 @@ def test_options_that_are_none(slurm, experiment, tmp_path, capsys, options, lin
 
 def test_no_slurm(experiment, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv('PATH', '/nowhere')
-    code = cli.main(['sweep', f'--config={experiment(SWEEPS)}', f'--workdir={tmp_path}/new', '--sweep=more',
+    code = cli.main(['sweep', f'--config={experiment(TRAINED)}', f'--workdir={tmp_path}/new', '--sweep=more',
                      '--launcher=slurm', '--storage=sqlite://'])  # fmt: skip
     said = capsys.readouterr().err
     assert code == 2 and 'Could not detect "srun"' in said and not (tmp_path / 'new').exists()

@@ -9,7 +9,8 @@ import pytest
 
 from attnlab.errors import RunError, Stopped
 from attnlab.sweeps import begin, board, database, outcome, points, storage, worker
-from tests.sweeps.test_worker import SWEEPS, Trainer
+from tests.sweeps.experiments import SEARCHED
+from tests.sweeps.trainer import Trainer
 
 FOLDERS = ['[x]*', 'a b', '~', '100%', 'a%20b', 'a?b=1', 'a#b', '{x}', 'ü', '\'"', 'a:b@c', '$HOME', '\\', 'two\nlines']
 
@@ -129,7 +130,7 @@ def test_a_folder_of_any_name_holds_its_database(tmp_path, name):
 
 @pytest.mark.parametrize('at', ['draw', 'report', 'take', 'tell'])
 def test_a_database_that_fails_ends_the_worker_and_not_the_point(experiment, tmp_path, monkeypatch, at):
-    config, trainer = experiment(SWEEPS), Trainer()
+    config, trainer = experiment(SEARCHED), Trainer()
     plan = points.plan(config, [], ['rate'], {'trials': 2, 'sampler': 'random'})
     spec = begin.begin(tmp_path / 'sweep', plan)
     work = lambda: worker.work(

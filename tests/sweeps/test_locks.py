@@ -8,7 +8,7 @@ import pytest
 
 from attnlab.errors import UserError
 from attnlab.sweeps import database, storage
-from tests.sweeps.conftest import python
+from tests.sweeps.processes import python
 
 
 @pytest.mark.parametrize(('url', 'line'), [

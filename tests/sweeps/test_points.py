@@ -7,32 +7,12 @@ import pytest
 from attnlab import sweeps
 from attnlab.errors import UserError
 from attnlab.sweeps import points
-
-SWEEPS = '''
-def sweep_rates(): return grid({'optimizer.learning_rate': (1e-3, 1, '0.5'), 'model.attention': ('additive', 'dot')})
-def sweep_seeds(): return grid({'seed': range(3)})
-def sweep_sizes(): return zipped({'model.hidden': (8, 16), 'model.embedding': (4, 6)})
-def sweep_both(): return chained(sweep_seeds(), product(sweep_sizes(), grid({'model.dropout': [0.0]})))
-def sweep_same(): return [{'seed': 0}, {'seed': 1}, {'seed': 0}]
-def sweep_equal(): return [{}, {'seed': 0}]
-def sweep_none(): return iter(())
-def sweep_typo(): return [{'seed': 1}, {'model.hiden': 3}]
-def sweep_kind(): return [{'seed': 1.5}]
-def sweep_bad(): return [{'seed': 1}, {'model.attention': 'sideways'}]
-def sweep_rate(): return [{'seed': 1}, {'optimizer.schedule': 'up'}]
-def sweep_mesh(): return [{'train.mesh': 'data=1'}, {'train.mesh': 'data=3'}]
-def sweep_list(): return [3]
-def sweep_fails(): return grid(3)
-def sweep_odd(): return zipped({'seed': (1, 2), 'model.hidden': (8,)})
-def sweep_twice(): return [{}]
-def search_twice(trial): return {}
-def search_space(trial): return {'optimizer.learning_rate': trial.suggest_float('r', 1e-4, 1e-1)}
-'''
+from tests.sweeps.experiments import CHECKED
 
 
 @pytest.fixture
 def plan(experiment):
-    config = experiment(SWEEPS)
+    config = experiment(CHECKED)
     return lambda *names, overrides=(), **search: points.plan(config, overrides, names, search)
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from attnlab.sweeps import outcome
 from attnlab.train import metrics
-from tests.sweeps.conftest import LANGUAGE, said, sweep
+from tests.sweeps.experiments import LANGUAGE
+from tests.sweeps.processes import said, sweep
 
 SWEEPS = '''
 def sweep_sixty(): return grid({'seed': range(60)})

@@ -8,7 +8,7 @@ import pytest
 from attnlab.errors import RunError, UserError
 from attnlab.sweeps import begin, board, outcome, points, results, seeds, winner, worker
 from tests.sweeps import made
-from tests.sweeps.test_worker import Trainer, fails
+from tests.sweeps.trainer import Trainer, fails
 
 SPACE = '''
 def search_space(trial):

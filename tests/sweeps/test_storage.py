@@ -10,7 +10,7 @@ from optuna.trial import TrialState
 
 from attnlab.sweeps import storage
 from attnlab.sweeps.outcome import Outcome
-from tests.sweeps.conftest import python, said
+from tests.sweeps.processes import python, said
 
 DONE = Outcome('done', 'bleu', 'max', 1.0, 3, 0.1)
 

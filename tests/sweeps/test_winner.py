@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.errors import UserError
 from attnlab.sweeps import outcome, winner
 from tests.sweeps import made

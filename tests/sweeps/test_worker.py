@@ -1,26 +1,18 @@
 """What a worker makes of points, with a training of no time in place of the loop."""
 
-import json
 import math
 import os
 import signal
 
 import pytest
 
-from attnlab.errors import RunError, Stopped, UserError
+from attnlab.errors import Diverged, RunError, Stopped, UserError
 from attnlab.sweeps import begin, board, outcome, points, storage, worker
 from attnlab.train import loop
 from attnlab.train.signals import wishes
+from tests.sweeps.experiments import SEARCHED
+from tests.sweeps.trainer import EVALUATIONS, Trainer, fails
 
-SWEEPS = '''
-def sweep_seeds(): return grid({'seed': range(4)})
-def search_rate(trial): return {'optimizer.learning_rate': trial.suggest_float('rate', 1e-4, 1, log=True)}
-def search_bad(trial): return {'optimizer.rate': trial.suggest_float('rate', 1e-4, 1)}
-def search_two(trial):
-    return {'optimizer.learning_rate': trial.suggest_float('rate', 1e-4, 1, log=True),
-            'model.dropout': trial.suggest_float('dropout', 0, 0.5), 'model.attention': trial.suggest_categorical(
-                'score', ['additive', 'dot'])}
-'''
 SOMETIMES = '''
 import os
 def search_sometimes(trial):
@@ -28,36 +20,6 @@ def search_sometimes(trial):
         raise ValueError('broken')
     return {'optimizer.learning_rate': trial.suggest_float('rate', 1e-4, 1, log=True)}
 '''
-EVALUATIONS = 8
-
-
-class Trainer:
-    """Stands for `run.train`: eight evaluations, the better the nearer the rate is to 0.01.
-
-    otherwise: what the start of a number does first.
-    """
-
-    def __init__(self):
-        self.ran, self.steps, self.otherwise = [], 0, {}
-
-    def __call__(self, config, workdir, watch):
-        rate, seed = config.optimizer.learning_rate, config.seed
-        self.ran.append((seed, rate))
-        if act := self.otherwise.get(len(self.ran) - 1):
-            act()
-        file = workdir / 'metrics.jsonl'
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text('')
-        for step in range(1, EVALUATIONS + 1):
-            self.steps += 1
-            score = 100 - 20 * abs(math.log10(rate) + 2) - 10 / step
-            with file.open('a') as out:
-                out.write(json.dumps({'step': step, 'split': 'valid', 'bleu': score}) + '\n')
-            if step < EVALUATIONS:
-                watch(step, {'bleu': score})
-        return {'best_bleu': score, 'best_step': EVALUATIONS}
-
-
 @pytest.fixture
 def trainer(monkeypatch):
     made = Trainer()
@@ -69,7 +31,7 @@ def trainer(monkeypatch):
 @pytest.fixture
 def sweep(experiment, tmp_path):
     """Begins a sweep of a name, and returns what runs it in this process."""
-    config = experiment(SWEEPS + SOMETIMES)
+    config = experiment(SEARCHED + SOMETIMES)
 
     def begun(name, folder='sweep', **search):
         plan = points.plan(config, [], [name], search)
@@ -91,13 +53,6 @@ def in_the_last_step(number):
     return act
 
 
-def fails(error):
-    def act():
-        raise error
-
-    return act
-
-
 def sends(number):
     return lambda: os.kill(os.getpid(), number)
 
@@ -115,7 +70,7 @@ def test_whatever_a_point_raises_the_others_run(trainer, sweep):
 
 
 @pytest.mark.parametrize(('error', 'reason'), [
-    (RunError('step 3: the loss is nan'), 'step 3: the loss is nan'),
+    (Diverged(3, 'loss', math.nan, 'try a lower rate'), 'step 3: the loss is nan; try a lower rate'),
     (UserError('train.mesh is data=9;\nexpected fewer'), 'train.mesh is data=9; expected fewer'),
     (MemoryError(), 'MemoryError: '),
     (RuntimeError('RESOURCE_EXHAUSTED: Out of memory\n' + 'more\n' * 1000), 'RuntimeError: RESOURCE_EXHAUSTED: Out'),
@@ -129,6 +84,7 @@ def test_a_point_that_fails_is_recorded_in_one_line_and_the_others_run(trainer, 
     rows = sweep('seeds')()
     assert [row.status for row in rows] == ['failed', 'done', 'done', 'done']
     assert rows[0].reason.startswith(reason) and rows[0].reason.isprintable() and len(rows[0].reason) <= worker.REASON
+    assert rows[0].diverged_at == (3 if isinstance(error, Diverged) else None)
     log = capsys.readouterr().err
     assert 'Traceback' in log and type(error).__name__ in log
 
@@ -187,7 +143,7 @@ def test_a_signal_that_is_ignored_stays_so(trainer, sweep):
 
 @pytest.mark.slow
 def test_a_signal_in_the_last_step_of_a_training_stops_the_sweep(trainable, tmp_path, monkeypatch):
-    config = trainable(SWEEPS)
+    config = trainable(SEARCHED)
     plan = points.plan(config, [('train.duration', '3 steps'), ('train.eval_every', '3 steps')], ['seeds'], {})
     spec, save = begin.begin(tmp_path / 'sweep', plan), loop.checkpoint.save
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.tasks import language
 from attnlab.train import run
 

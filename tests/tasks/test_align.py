@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from attnlab import cli
-from attnlab import config as configs
+from attnlab import cli, configs
 from attnlab.data import vocabulary
 from attnlab.data.alignments import alignment_error_rate, read_links
 from attnlab.data.text import normalise, tokenise

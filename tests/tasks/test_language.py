@@ -10,14 +10,15 @@ import jax
 import numpy as np
 import pytest
 
-from attnlab import cli, tasks
+from attnlab import cli
 from attnlab.data.rows import IGNORE
 from attnlab.errors import UserError
 from attnlab.tasks import language
 from attnlab.tasks.language import corpus
-from attnlab.train import checkpoint, loop, metrics, run
+from attnlab.train import metrics, run
 from tests.quick import QUICK
 from tests.tasks.conftest import LINES, T, drawn, text_of, tiny_language
+from tests.train.helpers import newest_of
 
 TEXT = '\n'.join(LINES) + '\n'
 
@@ -200,14 +201,6 @@ def test_what_experts_say_is_in_the_metrics(documents):
         assert record['loss'] > record['nll'] and record['experts_z'] > 0
 
 
-def newest(config, workdir):
-    init = tasks.module(config).init(config, workdir)
-    _, _, optimize = loop.recipe(config, 100)
-    shapes = jax.eval_shape(lambda: (params := init(jax.random.key(0)), optimize(0.0, 0.0).init(params)))
-    with checkpoint.manager(workdir) as manager:
-        return checkpoint.latest(manager, *shapes)
-
-
 def test_twenty_steps_are_seven_and_thirteen(stream, monkeypatch):
     config, build, broken = run.config(stream), language.build, stream.parent / 'broken'
 
@@ -228,7 +221,7 @@ def test_twenty_steps_are_seven_and_thirteen(stream, monkeypatch):
     run.train(config, broken)
     lines = lambda workdir: [json.dumps(each) for each in metrics.read(workdir) if each['split'] != 'speed']
     assert lines(stream) == lines(broken)
-    left, right = newest(config, stream), newest(config, broken)
+    left, right = newest_of(config, stream), newest_of(config, broken)
     assert left.step == right.step == 20 and left.progress == right.progress
     jax.tree.map(np.testing.assert_array_equal, left, right)
 

@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from attnlab import config as configs
-from attnlab import tasks
+from attnlab import configs, tasks
 from attnlab.kernels import axes
 from attnlab.tasks import vision
 from attnlab.train import devices, metrics, run

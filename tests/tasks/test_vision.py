@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnlab import cli
-from attnlab import config as configs
+from attnlab import cli, configs
 from attnlab.data.images import Images
 from attnlab.errors import UserError
 from attnlab.report import page

@@ -1,6 +1,4 @@
 import asyncio
-import hashlib
-import re
 import threading
 import time
 
@@ -224,44 +222,6 @@ def test_an_array_comes_back_on_other_devices_than_it_was_saved_from(tmp_path):
         back = checkpoint.latest(manager, *plain)
     jax.tree.map(np.testing.assert_array_equal, (back.params, back.optimizer), state)
     assert back.params['kernel'].devices() == {jax.devices()[0]}
-
-
-def sha256(tree):
-    """As checkpoints had it before each array had a checksum."""
-    total = hashlib.sha256()
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        names = re.findall(r'\w+', jax.tree_util.keystr(keys))
-        total.update(f'{"/".join(names)} {leaf.dtype} {leaf.shape}'.encode() + np.asarray(leaf).tobytes())
-    return total.hexdigest()
-
-
-def save_as_before(workdir, one, sums):
-    """A step as it was written before each array had a checksum."""
-    handlers = {name: ocp.StandardCheckpointHandler() for name in ('params', 'optimizer')}
-    handlers['progress'] = ocp.JsonCheckpointHandler()
-    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
-    with ocp.CheckpointManager(workdir / 'checkpoints', options=options, item_handlers=handlers) as manager:
-        trees = {'params': one.params, 'optimizer': one.optimizer}
-        progress = ocp.args.JsonSave(one.progress._asdict() | sums)
-        items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
-        manager.save(one.step, args=ocp.args.Composite(**items, progress=progress))
-
-
-def test_checkpoints_from_before_each_array_had_a_checksum(tmp_path, caplog):
-    right = lambda one: {'params_sha256': sha256(one.params), 'optimizer_sha256': sha256(one.optimizer)}
-    save_as_before(tmp_path, saved(1, 0.5, 1), right(saved(1)))
-    save_as_before(tmp_path, saved(2), right(saved(2)) | {'optimizer_sha256': 'another'})
-    with checkpoint.manager(tmp_path) as manager:
-        jax.tree.map(np.testing.assert_array_equal, checkpoint.latest(manager, *shapes()), saved(1, 0.5, 1))
-        assert caplog.messages == [
-            'checkpoint of step 2 is damaged and passed over: '
-            'optimizer does not have the checksum that it was saved with'
-        ]
-        with pytest.raises(UserError, match=r'params/layer/bias has shape \(3,\); this config expects \(4,\)'):
-            checkpoint.latest(manager, *shapes(width=4))
-        checkpoint.set_aside(manager, 1)
-        checkpoint.save(manager, saved(2, 0.5, 1))
-        assert checkpoint.latest(manager, *shapes()).step == 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from attnlab.kernels.losses import Sums
 from attnlab.train import clock, loop, utilisation
 from attnlab.train.cost import gradient_flops
 from tests.tasks.conftest import tiny_config, tiny_language
-from tests.train.test_loop import config, make_task, records
+from tests.train.helpers import config, make_task, records
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlab import cli, tasks
-from attnlab import config as configs
+from attnlab import cli, configs, tasks
 from attnlab.train import count
 from attnlab.train.cost import saved_bytes, tree_size
 from tests.tasks.conftest import LINES, tiny_language

@@ -8,8 +8,9 @@ import pytest
 from attnlab.errors import UserError
 from attnlab.kernels import axes
 from attnlab.kernels.losses import Sums
-from attnlab.train import checkpoint, devices, loop, optimizer
-from tests.train.test_loop import config, make_task, records
+from attnlab.train import checkpoint, devices, loop
+from attnlab.train.setup import assemble
+from tests.train.helpers import config, make_task, records
 
 
 def close(one, other):
@@ -55,9 +56,10 @@ def test_each_program_of_pmap_has_noise_of_its_own():
     task = make_task(loss=drawn)
     values = []
     for count in (1, 4):
-        layout = devices.layout('pmap', f'data={count}', 8)
-        state = layout.state(loop.initial(task.init, optimizer.build(config().optimizer), 0))
-        update = loop.compiled(config(), task, layout, state)
+        setup = assemble(config(parallel='pmap', mesh=f'data={count}'), 32)
+        layout = setup.layout
+        state = layout.replicate(setup.initial(task.init, np.uint32(0)))
+        update = setup.compiled(task.loss, state)
         values.append(float(layout.local(update(state, layout.batch(task.batch(0)))[1])['loss']))
     assert values[0] != values[1]  # the mean of four draws, and not of one four times
 
@@ -93,8 +95,8 @@ def test_the_same_bits_again(tmp_path):
 def test_the_way_there_and_back(parallel):
     layout = devices.layout(parallel, 'data=4', 8)
     plain = {'w': np.arange(3.0, dtype=np.float32), 'n': np.int32(7)}
-    state = layout.state(layout.start(lambda: jax.tree.map(jnp.asarray, plain)))
-    for tree in (layout.local(state), layout.kept(state)):
+    state = layout.replicate(layout.start(lambda: jax.tree.map(jnp.asarray, plain)))
+    for tree in (layout.local(state), layout.unreplicate(state)):
         jax.tree.map(np.testing.assert_array_equal, tree, plain)
     assert len(state['w'].devices()) == 4
     assert layout.local(state)['w'].devices() == {jax.devices()[0]}
@@ -129,7 +131,6 @@ def test_as_many_devices_as_divide_the_rows(rows, count):
     ('jit', '', 6, "train.mesh has ''"),
     ('jit', 'tensor=0', 6, "train.mesh has 'tensor=0'"),
     ('pmap', 'data=2,tensor=2', 6, "train.parallel is 'pmap' and train.mesh 'data=2,tensor=2'; expected data alone"),
-    ('xmap', 'data=1', 6, "train.parallel is 'xmap'; expected 'jit' or 'pmap'"),
 ])  # fmt: skip
 def test_what_cannot_be_divided_is_refused(parallel, mesh, rows, message):
     with pytest.raises(UserError, match=message):

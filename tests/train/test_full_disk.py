@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from attnlab.errors import RunError
 from attnlab.train import loop
-from tests.train.test_loop import config, make_task, same_runs
+from tests.train.helpers import config, make_task, same_runs
 
 disk, whole = Path(sys.argv[1]), Path(sys.argv[2])
 plain = make_task()

@@ -19,7 +19,7 @@ import pytest
 import attnlab
 from attnlab.train import metrics
 from tests.tasks.conftest import TINY, tiny_config
-from tests.train.test_resume import newest
+from tests.train.helpers import newest_of
 
 EVERY = 2
 """So many steps from one save to the next."""
@@ -145,7 +145,7 @@ def test_killed_at_random_moments(tmp_path, kills, processes, monkeypatch):
         assert start(process, log, command(broken, steps, processes)) == 0, log.read_text()
         assert f'continues from step {before}' in log.read_text() and before > 0
     config = tiny_config(**{key.replace('.', '__'): value for key, value in changes(steps, processes).items()})
-    left, right = newest(config, whole), newest(config, broken)
+    left, right = newest_of(config, whole), newest_of(config, broken)
     assert left.step == right.step == steps and left.progress == right.progress
     jax.tree.map(np.testing.assert_array_equal, left, right)
     assert lines(whole) == lines(broken)

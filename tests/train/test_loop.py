@@ -1,4 +1,4 @@
-"""The loop with a task of its own: a line through noisy points, seen a few at a time."""
+"""The loop, with a line through noisy points as its task."""
 
 import functools
 import signal
@@ -7,69 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
-from attnlab.errors import Pruned, RunError, Stopped, UserError
+from attnlab.errors import Diverged, Pruned, RunError, Stopped, UserError
 from attnlab.kernels.losses import Sums
 from attnlab.tasks.task import Task
-from attnlab.train import checkpoint, loop, metrics, optimizer
-
-EXAMPLES, BATCH = 32, 8
-INPUTS = np.random.default_rng(0).normal(size=(EXAMPLES, 3)).astype(np.float32)
-TARGETS = INPUTS @ np.array([1.0, -2.0, 0.5], np.float32)
-
-
-def make_task(loss=None, evaluate=None, batch=None):
-    def squares(params, batch, rng):
-        inputs = batch['x'] + 0.1 * jax.random.normal(rng, batch['x'].shape)
-        errors = jnp.where(batch['kept'], (inputs @ params['w'] - batch['y']) ** 2, 0.0)
-        return Sums(jnp.sum(errors), jnp.sum(batch['kept']), {'squares': jnp.sum(errors)})
-
-    def chosen(step):
-        rows = np.random.default_rng((0, step)).permutation(EXAMPLES)[:BATCH]
-        return {'x': INPUTS[rows], 'y': TARGETS[rows], 'kept': np.ones(BATCH, bool)}
-
-    def validate(params):
-        return {'loss': float(np.mean((INPUTS @ np.asarray(params['w']) - TARGETS) ** 2))}
-
-    start = {'w': jnp.zeros(3)}
-    return Task(
-        save=lambda workdir: None, examples=EXAMPLES, init=lambda rng: start, batch=batch or chosen,
-        loss=loss or squares, evaluate=evaluate or validate, best=('loss', 'min'),
-    )  # fmt: skip
-
-
-def config(**changes):
-    train = dict(
-        batch_size=BATCH, accumulate=1, duration='20 steps', log_every='1 steps', eval_every='5 steps',
-        save_every='3 steps', patience=0, ema=0.0, mesh='data=1', parallel='jit',
-    )  # fmt: skip
-    optimize = dict(
-        name='sgd', b2=0.999, learning_rate=0.1, schedule='linear', warmup='5 steps', clip=0.0, weight_decay=0.0
-    )
-    for key, value in changes.items():
-        (train if key in train else optimize)[key] = value
-    return ConfigDict(dict(seed=3, train=train, optimizer=optimize))
-
-
-def records(workdir, split):
-    return [record for record in metrics.read(workdir) if record['split'] == split]
-
-
-def same_runs(first, second):
-    """Everything but the speed: metrics, and the newest checkpoint leaf by leaf."""
-    for split in ('train', 'valid'):
-        assert records(first, split) == records(second, split)
-    left, right = (newest(workdir) for workdir in (first, second))
-    assert left.step == right.step and left.progress == right.progress
-    jax.tree.map(np.testing.assert_array_equal, left, right)
-
-
-def newest(workdir, name='sgd'):
-    optimize = optimizer.build(config(name=name).optimizer)(0.0, 0.0)
-    shapes = jax.eval_shape(lambda: ({'w': jnp.zeros(3)}, optimize.init({'w': jnp.zeros(3)})))
-    with checkpoint.manager(workdir) as manager:
-        return checkpoint.latest(manager, *shapes)
+from attnlab.train import checkpoint, loop
+from attnlab.train.durations import Durations
+from tests.train.helpers import BATCH, EXAMPLES, INPUTS, TARGETS, config, make_task, newest, records, same_runs
 
 
 def test_it_learns_and_says_so(tmp_path):
@@ -255,7 +199,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(tmp_path, bad):
         batch = plain.batch(step)
         return batch | {'y': batch['y'] * (bad if step == 10 else 1)}
 
-    with pytest.raises(RunError, match='step 11: the loss is (nan|inf); the newest checkpoint is from step 10. Try a '):
+    with pytest.raises(Diverged, match='step 11: the loss is (nan|inf); the newest checkpoint is from step 10. Try a '):
         loop.train(config(), make_task(batch=poisoned), tmp_path)
     assert newest(tmp_path).step == 10
     assert np.all(np.isfinite(newest(tmp_path).params['w']))
@@ -263,7 +207,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(tmp_path, bad):
 
 def test_a_score_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path):
     told = make_task(evaluate=lambda params: {'loss': float('nan')})
-    with pytest.raises(RunError, match='step 4: the loss is nan when evaluated; the newest checkpoint is from step 2.'):
+    with pytest.raises(Diverged, match='step 4: the validation loss is nan; the newest checkpoint is from step 2.'):
         loop.train(config(eval_every='4 steps', save_every='2 steps'), told, tmp_path)
     assert newest(tmp_path).step == 2
 
@@ -272,7 +216,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path
     def root(params, batch, rng):  # sqrt(0): the value is 0, its gradient infinite
         return Sums(jnp.sum(jnp.sqrt(params['w'] * batch['kept'][:3])), jnp.float32(1.0), {})
 
-    with pytest.raises(RunError, match='step 1: the gradient_norm is inf; there is no checkpoint yet. Try a lower'):
+    with pytest.raises(Diverged, match='step 1: the gradient_norm is inf; there is no checkpoint yet. Try a lower'):
         loop.train(config(eval_every='1 steps'), make_task(loss=root), tmp_path)
     assert newest(tmp_path) is None
 
@@ -319,17 +263,14 @@ def test_direction_of_best(tmp_path):
 @pytest.mark.parametrize(
     'changes, named',
     [
-        ({'batch_size': 0}, 'train.batch_size is 0'),
-        ({'accumulate': 3}, 'train.accumulate is 3'),
-        ({'patience': -1}, 'train.patience is -1'),
         ({'duration': '0 steps'}, "train.duration is '0 steps'"),
         ({'eval_every': 'daily'}, "train.eval_every is 'daily'"),
         ({'warmup': '5'}, "optimizer.warmup is '5'"),
     ],
 )
-def test_plans_that_make_no_sense_are_refused(changes, named):
+def test_durations_that_make_no_sense_are_refused(changes, named):
     with pytest.raises(UserError, match=named):
-        loop.plan(config(**changes), EXAMPLES)
+        Durations.of(config(**changes), EXAMPLES)
 
 
 def test_the_last_line_cut_by_a_kill_is_written_again(tmp_path):

@@ -9,7 +9,8 @@ import pytest
 from attnlab.errors import RunError
 from attnlab.kernels.losses import Sums
 from attnlab.train import loop, nans
-from tests.train.test_loop import config, make_task, same_runs
+from attnlab.train.step import noise_keys
+from tests.train.helpers import config, make_task, same_runs
 
 LAYERS, HUGE = 3, 3e38
 
@@ -101,7 +102,7 @@ def test_parameters_inputs_and_the_loss_itself():
 
 def unlucky(step, micro, place):
     """A loss that is infinite for the noise of one micro-batch of one device alone."""
-    fatal = jax.random.bits(loop.draws(3, 2, step, place)[micro])
+    fatal = jax.random.bits(noise_keys(3, 2, step, place)[micro])
 
     def loss(params, batch, rng):
         total = jnp.sum((batch['x'] @ params['w']) ** 2) + jnp.where(jax.random.bits(rng) == fatal, jnp.inf, 0.0)

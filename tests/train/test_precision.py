@@ -1,21 +1,23 @@
 """float16: what stays float32, and the loss's scale, by hand and in whole runs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
-from attnlab import config as configs
-from attnlab import tasks
+from attnlab import configs, tasks
+from attnlab.configs.language import LanguageConfig, LanguageModelConfig
 from attnlab.errors import RunError
 from attnlab.kernels.losses import Sums
 from attnlab.train import checkpoint, devices, loop, optimizer, precision
+from attnlab.train.setup import assemble
+from attnlab.train.step import State, make_update
 from tests.quick import QUICK
 from tests.tasks.conftest import tiny_language
-from tests.train import test_loop
-from tests.train.test_loop import EXAMPLES, records, same_runs
-from tests.train.test_update import update_of
+from tests.train import helpers
+from tests.train.helpers import EXAMPLES, records, same_runs, update_of
 
 HALF = jnp.float16
 VISION = {
@@ -82,13 +84,12 @@ def test_softmax_norms_router_and_loss_are_wide(made, expected, tmp_path):
 def losses(made, folder, dtype, steps=80):
     config = made(folder, model__dtype=dtype, optimizer__learning_rate='0.02', train__duration=f'{steps} steps')
     task = built(config, folder)
-    _, schedule, optimize = loop.recipe(config, task.examples)
-    update = jax.jit(loop.make_update(task.loss, optimize, schedule, 1), compiler_options=QUICK)
-    given = loop.given(config)
-    state = jax.jit(lambda: loop.initial(task.init, optimize, 0, scaled=precision.asked(config)))()
+    setup = assemble(config, task.examples)
+    update = jax.jit(make_update(task.loss, setup.optimize, setup.schedule), compiler_options=QUICK)
+    state = jax.jit(functools.partial(setup.initial, task.init))(np.uint32(0))
     told = []
     for step in range(steps):
-        state, values = update(state, task.batch(step), given)
+        state, values = update(state, task.batch(step), setup.numbers)
         told.append({name: float(value) for name, value in values.items()})
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype('float32')}
     return told
@@ -108,7 +109,7 @@ def test_it_learns_about_as_in_float32(made, tmp_path):
 
 
 def stated(scale, params, optimize):
-    return loop.State(jnp.int32(0), params, optimize(0.0, 0.0).init(params), jax.tree.map(jnp.copy, params), scale)
+    return State(jnp.int32(0), params, optimize(0.0, 0.0).init(params), jax.tree.map(jnp.copy, params), scale)
 
 
 def scale_of(factor, good=0, skipped=0):
@@ -123,7 +124,7 @@ def small(params, batch, rng):
 
 def test_gradients_too_small_for_float16_are_there():
     batch = {'x': np.random.default_rng(0).uniform(1, 2, (8, 3)).astype(np.float32)}
-    params, optimize = {'w': jnp.zeros(3)}, optimizer.build(test_loop.config().optimizer)
+    params, optimize = {'w': jnp.zeros(3)}, optimizer.build(helpers.config().optimizer)
     expected = -1e-8 * batch['x'].mean(0)
     found = {}
     for factor in (1.0, precision.START):
@@ -146,13 +147,12 @@ def test_a_step_that_overflows_changes_the_scale_alone(parallel, accumulate, bad
     if bad:
         x[5, 1] = 300  # one row of one device and one micro-batch; the gradient of the others is finite
     layout = devices.layout(parallel, f'data={4 // accumulate}', 8 // accumulate)
-    optimize = optimizer.build(test_loop.config(name='adam').optimizer)
+    optimize = optimizer.build(helpers.config(name='adam').optimizer)
     before = stated(scale_of(2.0**10, 7, 3), {'w': jnp.ones(3)}, optimize)
     before = before._replace(average={'w': jnp.zeros(3)})
     expected = jax.tree.map(np.asarray, before)
-    state = layout.state(layout.start(lambda: before))
-    more = dict(ema=0.9, constrain=layout.constrain, axis=layout.axis)
-    step = layout.compile(update_of(large, optimize, accumulate, rate=0.1, **more), state)
+    state = layout.replicate(layout.start(lambda: before))
+    step = layout.compile(update_of(large, optimize, accumulate, rate=0.1, ema=0.9, layout=layout), state)
     state, values = layout.local(step(state, layout.batch({'x': x})))
     assert int(state.step) == 1 and float(values['loss_scale']) == 2.0**10
     same = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()), state, expected)
@@ -185,7 +185,7 @@ def test_the_published_numbers():
 def test_micro_batches_are_the_big_batch():
     batch = {'x': np.random.default_rng(0).uniform(1, 2, (8, 3)).astype(np.float32)}
     batch['x'][1:4] = 0  # rows that do not count: micro-batches weigh 1, 4 and 1, 0, 2, 2
-    params, optimize = {'w': jnp.ones(3)}, optimizer.build(test_loop.config().optimizer)
+    params, optimize = {'w': jnp.ones(3)}, optimizer.build(helpers.config().optimizer)
     found = []
     for accumulate in (1, 2, 4):
         update = update_of(large, optimize, accumulate)
@@ -201,7 +201,7 @@ def test_micro_batches_are_the_big_batch():
 
 def halved_task(bad=()):
     """The line of the loop's tests in float16, with targets that are too large at some steps."""
-    plain = test_loop.make_task()
+    plain = helpers.make_task()
 
     def squares(params, batch, rng):
         errors = batch['x'].astype(HALF) @ params['w'].astype(HALF) - batch['y'].astype(HALF)
@@ -212,12 +212,13 @@ def halved_task(bad=()):
         made = plain.batch(step)
         return made | {'y': made['y'] * (1e4 if step in bad else 1)}
 
-    return test_loop.make_task(loss=squares, batch=batch)
+    return helpers.make_task(loss=squares, batch=batch)
 
 
-def config(**changes):
-    made = test_loop.config(**changes)
-    return ConfigDict(made.to_dict() | {'model': {'dtype': 'float16'}})
+def config(dtype='float16', **changes):
+    plain = helpers.config(**changes)
+    model = LanguageModelConfig(dtype=dtype)
+    return LanguageConfig(seed=plain.seed, train=plain.train, optimizer=plain.optimizer, model=model)
 
 
 @pytest.mark.parametrize('ema', [0.0, 0.5])
@@ -245,9 +246,8 @@ def test_a_run_ends_where_no_scale_is_small_enough(tmp_path):
 
 def test_other_dtypes_have_no_scale_and_checkpoints_of_before(tmp_path):
     for dtype in ('float32', 'bfloat16'):
-        made = ConfigDict(test_loop.config().to_dict() | {'model': {'dtype': dtype}})
-        loop.train(made, test_loop.make_task(), tmp_path / dtype)
-    loop.train(test_loop.config(), test_loop.make_task(), tmp_path / 'none')
+        loop.train(config(dtype), helpers.make_task(), tmp_path / dtype)
+    loop.train(helpers.config(), helpers.make_task(), tmp_path / 'none')
     same_runs(tmp_path / 'none', tmp_path / 'bfloat16')
     with checkpoint.manager(tmp_path / 'float32', read_only=True) as manager:
         assert 'scale' not in str(manager.item_metadata(20)['optimizer'])

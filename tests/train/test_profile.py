@@ -9,7 +9,7 @@ import pytest
 from attnlab.errors import RunError, UserError
 from attnlab.train import loop, run
 from tests.tasks.conftest import tiny_config
-from tests.train.test_loop import config, make_task, same_runs
+from tests.train.helpers import config, make_task, same_runs
 
 
 def steps_in(folder):

@@ -10,16 +10,16 @@ import jax
 import numpy as np
 import pytest
 
-from attnlab import config as configs
-from attnlab import tasks
-from attnlab.train import checkpoint, loop, metrics
+from attnlab import configs
+from attnlab.train import metrics
 from tests.tasks.conftest import tiny_config
+from tests.train.helpers import newest_of
 
 # Logs the batches of a run, and kills it when it waits for the batch behind step `kill`, those before it done.
 DRIVER = """
 import hashlib, os, signal, sys, time
 from pathlib import Path
-from attnlab import config as configs
+from attnlab import configs
 from attnlab.tasks import align
 from attnlab.train import run
 
@@ -50,14 +50,6 @@ def start(workdir, kill, config):
     return subprocess.run([sys.executable, '-c', DRIVER, str(workdir), str(kill), str(config)], capture_output=True)
 
 
-def newest(config, workdir):
-    init = tasks.module(config).init(config, workdir)
-    _, _, optimize = loop.recipe(config, 128)
-    shapes = jax.eval_shape(lambda: (params := init(jax.random.key(0)), optimize(0.0, 0.0).init(params)))
-    with checkpoint.manager(workdir) as manager:
-        return checkpoint.latest(manager, *shapes)
-
-
 def lines(workdir):
     return [json.dumps(record) for record in metrics.read(workdir) if record['split'] != 'speed']
 
@@ -82,7 +74,7 @@ def test_twenty_steps_are_seven_a_kill_and_thirteen(tmp_path):
     assert start(broken, -1, file).returncode == 0
     assert lines(whole) == lines(broken)
     assert batches(whole) == batches(broken) and sorted(batches(whole)) == list(range(20))
-    left, right = newest(config, whole), newest(config, broken)
+    left, right = newest_of(config, whole), newest_of(config, broken)
     assert left.step == right.step == 20 and left.progress == right.progress
     jax.tree.map(np.testing.assert_array_equal, left, right)
     assert Path(whole / 'config.json').read_bytes() == Path(broken / 'config.json').read_bytes()

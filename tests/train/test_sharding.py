@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from attnlab import config as configs
-from attnlab import tasks
-from attnlab.train import checksum, loop, sharding
+from attnlab import configs, tasks
+from attnlab.train import checksum, sharding
+from attnlab.train.setup import assemble
 from tests.tasks.conftest import LINES, tiny_language
 
 STEPS = 5
@@ -26,11 +26,10 @@ def trained(config, workdir):
     task = tasks.module(config).build(config, workdir)
     with config.unlocked():
         config.train.ema = 0.5
-    _, _, optimize = loop.recipe(config, task.examples)
-    layout = loop.layout_of(config)
-    make = functools.partial(loop.initial, task.init, optimize, ema=config.train.ema)
-    state = layout.state(layout.start(make, np.uint32(config.seed)))
-    update = loop.compiled(config, task, layout, state)
+    setup = assemble(config, task.examples)
+    layout = setup.layout
+    state = layout.replicate(layout.start(functools.partial(setup.initial, task.init), np.uint32(config.seed)))
+    update = setup.compiled(task.loss, state)
     values = {}
     for step in range(STEPS):
         state, values = update(state, layout.batch(task.batch(step)))

@@ -5,29 +5,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.kernels.losses import Sums
-from attnlab.train import loop, optimizer
-from tests.train.test_loop import EXAMPLES, config, make_task
-
-
-def update_of(loss, optimize, accumulate=1, rate=1.0, **more):
-    """A step of seed 0 at a constant rate: (state, batch) -> (state, values)."""
-    update = loop.make_update(loss, optimize, lambda i: 1.0, accumulate, **more)
-    return lambda state, batch: update(state, batch, loop.Given(0, rate, 0.0))
+from attnlab.train import optimizer
+from attnlab.train.setup import assemble
+from attnlab.train.step import initial_state
+from tests.train.helpers import EXAMPLES, config, make_task, update_of
 
 
 def apply_once(accumulate, batch, loss):
     optimize = optimizer.build(config().optimizer)
-    state = loop.initial(lambda rng: {'w': jnp.zeros(())}, optimize, 0)
+    state = initial_state(lambda rng: {'w': jnp.zeros(())}, optimize, 0)
     return jax.jit(update_of(loss, optimize, accumulate))(state, batch)
 
 
 def test_seed_rate_and_decay_are_arguments_of_one_program():
     programs = []
     for seed, rate, decay in ((0, 0.1, 0.2), (4, 0.05, 0.3)):
-        made = config(learning_rate=rate, weight_decay=decay, ema=0.9)
-        made.seed = seed
-        state = loop.initial(make_task().init, loop.recipe(made, EXAMPLES)[2], 0, ema=0.9)
-        step = loop.compiled(made, make_task(), loop.layout_of(made), state)
+        setup = assemble(config(seed, learning_rate=rate, weight_decay=decay, ema=0.9), EXAMPLES)
+        state = setup.initial(make_task().init, np.uint32(0))
+        step = setup.compiled(make_task().loss, state)
         programs.append(str(jax.make_jaxpr(step)(state, make_task().batch(0))))
     assert programs[0] == programs[1]
 
@@ -67,7 +62,7 @@ def test_accumulation_is_the_big_batch():
         return make_task().loss(params, batch | {'x': batch['x'] - 0.1 * jax.random.normal(rng, batch['x'].shape)}, rng)
 
     optimize = optimizer.build(config(name='adam').optimizer)
-    batch, state = make_task().batch(0), loop.initial(lambda rng: {'w': jnp.ones(3)}, optimize, 0)
+    batch, state = make_task().batch(0), initial_state(lambda rng: {'w': jnp.ones(3)}, optimize, 0)
     results = []
     for accumulate in (1, 2, 4):
         results.append(update_of(still, optimize, accumulate, rate=0.1)(state, batch)[0].params['w'])

@@ -4,18 +4,23 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from attnlab.configs import GrammarPairs, Multi30kData, PairFiles
 from attnlab.data import grammar, parallel, vocabulary
+from attnlab.data.alignments import Link
 from attnlab.data.batches import check_ids
 from attnlab.data.pairs import Pairs
 from attnlab.data.vocabulary import EOS, Vocabulary, warn_of_unknown
 from attnlab.errors import UserError
 from attnlab.files import at_home
 
-LANGUAGES = ('en', 'fr')
+Data = GrammarPairs | Multi30kData | PairFiles
+Vocabularies = tuple[Vocabulary, Vocabulary]
+"""(source, target)."""
+
 SIDES = ('source', 'target')
-LONGEST = 512
+MAX_LENGTH = 512
 
 
 class Encoded(NamedTuple):
@@ -25,85 +30,72 @@ class Encoded(NamedTuple):
     target: list[list[int]]
 
 
-def splits(data: Any) -> tuple[str, ...]:
+def splits(data: Data) -> tuple[str, ...]:
     """The names of a corpus' splits, the training split first."""
-    match data.name:
-        case 'grammar':
+    match data:
+        case GrammarPairs():
             return grammar.SPLITS
-        case 'multi30k':
+        case Multi30kData():
             return ('train', 'valid', 'test', 'test_2017')
-        case _:
+        case PairFiles():
             return ('train', 'valid', 'test')
 
 
-def languages(data: Any) -> tuple[str, str]:
+def languages(data: Data) -> tuple[str, str]:
     """(source, target)."""
-    return tuple(data.languages) if data.name == 'files' else LANGUAGES
+    return data.languages if isinstance(data, PairFiles) else ('en', 'fr')
 
 
-def read(data: Any, split: str, seed: int, linked: bool = True) -> Pairs:
+def read(data: Data, split: str, seed: int, linked: bool = True) -> Pairs:
     """The sentence pairs of a split; linked: with gold alignments, where there are any."""
     if split not in splits(data):
         raise UserError(f'split is {split!r}; expected one of {", ".join(splits(data))}')
-    match data.name:
-        case 'grammar':
+    match data:
+        case GrammarPairs():
             count = data.train_examples if split == 'train' else data.test_examples
             return grammar.pairs(split, count, seed, linked)
-        case 'multi30k':
+        case Multi30kData():
             return parallel.multi30k('test_2016' if split == 'test' else split, at_home(data.folder, 'data.folder'))
-        case _:
-            return parallel.read_pair(at_home(data[split], f'data.{split}'), languages(data))
+        case PairFiles():
+            return parallel.read_pair(at_home(getattr(data, split), f'data.{split}'), data.languages)
 
 
-def vocabularies(data: Any, workdir: Path, train: Pairs | None = None) -> tuple[Vocabulary, Vocabulary]:
-    """(source, target): those that lie in a run's directory, or where they do not yet, built from `train`."""
-    names = languages(data)
-    paths = [workdir / 'vocabulary' / side for side in SIDES]
-    if train is None or all(map(vocabulary.saved, paths)):  # one alone was left by a kill between the two
-        source, target = map(vocabulary.load, paths)
-    elif data.shared:
-        both = [(train.source, names[0]), (train.target, names[1])]
-        source = vocabulary.build_shared(data.vocabulary, both, data.vocabulary_size)
-        target = dataclasses.replace(source, language=names[1])
-    else:
-        source, target = (
-            vocabulary.build(data.vocabulary, lines, data.vocabulary_size, language)
-            for lines, language in zip((train.source, train.target), names, strict=True)
-        )
-    return source, target
+def inversions(data: Data, split: str, seed: int) -> Sequence[Sequence[Link]] | None:
+    """The adjectives of each sentence that change places with their noun, where the corpus knows them."""
+    if not isinstance(data, GrammarPairs):
+        return None
+    return [example.inverted for example in grammar.examples(split, data.test_examples, seed)]
 
 
-def save(vocabularies: tuple[Vocabulary, Vocabulary], workdir: Path) -> None:
-    """Writes them where `vocabularies` looks for them."""
+def build_vocabularies(data: Data, train: Pairs) -> Vocabularies:
+    """Vocabularies of the training sentences."""
+    source, target = languages(data)
+    if data.shared:
+        both = [(train.source, source), (train.target, target)]
+        shared = vocabulary.build_shared(data.vocabulary, both, data.vocabulary_size)
+        return shared, dataclasses.replace(shared, language=target)
+    return (
+        vocabulary.build(data.vocabulary, train.source, data.vocabulary_size, source),
+        vocabulary.build(data.vocabulary, train.target, data.vocabulary_size, target),
+    )
+
+
+def save_vocabularies(vocabularies: Vocabularies, workdir: Path) -> None:
+    """Write vocabularies into the directory of a run."""
     (workdir / 'vocabulary').mkdir(exist_ok=True)
     for side, one in zip(SIDES, vocabularies, strict=True):
         vocabulary.save(one, workdir / 'vocabulary' / side)
 
 
-def check(data: Any) -> None:
-    """Raises UserError for a description of a corpus that cannot be one."""
-    check_sizes(data)
-    for field in ('train_examples', 'test_examples') if data.name == 'grammar' else ():
-        if data[field] < 1:
-            raise UserError(f'data.{field} is {data[field]}; expected 1 or more')
-    if data.name == 'files' and len(data.languages) != 2:
-        raise UserError(f'data.languages is {tuple(data.languages)}; expected two, source and target')
+def load_vocabularies(workdir: Path) -> Vocabularies:
+    """Read the vocabularies of a run."""
+    source, target = (vocabulary.load(workdir / 'vocabulary' / side) for side in SIDES)
+    return source, target
 
 
-def check_sizes(data: Any) -> None:
-    """Raises UserError for widths and vocabularies that no model can have."""
-    widths = tuple(data.widths)
-    if not widths or list(widths) != sorted(set(widths)) or widths[0] < 2:
-        raise UserError(f'data.widths is {widths}; expected ascending numbers of tokens, 2 or more')
-    if data.vocabulary not in vocabulary.KINDS:
-        raise UserError(f'data.vocabulary is {data.vocabulary!r}; expected one of {", ".join(vocabulary.KINDS)}')
-    if data.vocabulary_size <= len(vocabulary.SPECIAL):
-        raise UserError(f'data.vocabulary_size is {data.vocabulary_size}; expected more than {len(vocabulary.SPECIAL)}')
-
-
-def longest(data: Any) -> int:
+def max_length(data: Data) -> int:
     """The most tokens that a sentence may have outside of training; weights and time grow with their square."""
-    return max(LONGEST, *data.widths)
+    return max(MAX_LENGTH, *data.widths)
 
 
 def encode_typed(sentences: Sequence[str], vocabulary: Vocabulary, limit: int) -> list[list[int]]:
@@ -131,6 +123,6 @@ def encode(lines: Sequence[str], vocabulary: Vocabulary, limit: int | None = Non
     return [ids if len(ids) <= limit else [*ids[: limit - 1], EOS] for ids in encoded]
 
 
-def encode_pairs(pairs: Pairs, vocabularies: tuple[Vocabulary, Vocabulary], limit: int | None = None) -> Encoded:
+def encode_pairs(pairs: Pairs, vocabularies: Vocabularies, limit: int | None = None) -> Encoded:
     """Both sides of a split."""
     return Encoded(encode(pairs.source, vocabularies[0], limit), encode(pairs.target, vocabularies[1], limit))

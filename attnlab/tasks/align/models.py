@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attnlab.configs import AlignConfig, RecurrentConfig
-from attnlab.configs.fields import typed
+from attnlab.configs import RecurrentConfig, TranslatorConfig
 from attnlab.models.maps import attention_maps
 from attnlab.models.recurrent import RecurrentSeq2Seq
 from attnlab.models.transformer import TransformerSeq2Seq
@@ -39,22 +38,24 @@ class Model(NamedTuple):
     longest: int | None = None
 
 
-def build(config: Any, source_size: int, target_size: int) -> Model:
-    """The model of a config for vocabularies of the given sizes; UserError for values that make none."""
-    model = typed(AlignConfig, config).model
-    if isinstance(model, RecurrentConfig):
-        return _recurrent(RecurrentSeq2Seq(source_size, target_size, model))
-    return _transformer(TransformerSeq2Seq(source_size, target_size, model))
+def build(config: RecurrentConfig | TranslatorConfig, source_size: int, target_size: int) -> Model:
+    """The model of a config for vocabularies of the given sizes."""
+    if isinstance(config, RecurrentConfig):
+        return _recurrent(RecurrentSeq2Seq(source_size, target_size, config))
+    return _transformer(TransformerSeq2Seq(source_size, target_size, config))
 
 
-def attends(config: Any) -> bool:
-    """Whether there is an attention to the source to look at."""
-    return config.model.name == 'transformer' or config.model.attention != 'none'
+def attends(config: RecurrentConfig | TranslatorConfig) -> bool:
+    """Whether the decoder has attention to the source."""
+    return isinstance(config, TranslatorConfig) or config.attention != 'none'
 
 
 def _init(model: Any) -> Callable[[jax.Array], Any]:
-    tokens = jnp.ones((1, 2), jnp.int32)
-    return lambda rng: model.init(rng, tokens, tokens)['params']
+    def init(rng: jax.Array) -> Any:
+        tokens = jnp.ones((1, 2), jnp.int32)
+        return model.init(rng, tokens, tokens)['params']
+
+    return init
 
 
 def _forward(model: Any, params: Any, source: Any, inputs: Any, rng: Any) -> Any:

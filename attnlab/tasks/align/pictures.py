@@ -1,4 +1,4 @@
-"""What one looks at: heat maps of a run's own translations, on paper and on the screen."""
+"""Alignments of a run's own translations: samples for its page, pictures, text for a terminal."""
 
 import json
 import os
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from attnlab import files
@@ -17,10 +16,9 @@ from attnlab.data.text import bare, normalise, tokenise
 from attnlab.data.vocabulary import BOS, EOS, SPECIAL, UNK, Vocabulary
 from attnlab.tasks import heatmap
 from attnlab.tasks.align.alignment import join, links, reversals
-from attnlab.tasks.align.models import Model
+from attnlab.tasks.align.corpus import Vocabularies
 from attnlab.tasks.align.translator import Translation
-from attnlab.tasks.headmaps import slug, write
-from attnlab.tasks.task import Params
+from attnlab.tasks.head_grid import Labels, figure_path
 
 SAMPLES = 10
 
@@ -29,7 +27,7 @@ def labelled(
     sentence: str,
     source: Sequence[int],
     translation: Translation,
-    vocabularies: tuple[Vocabulary, Vocabulary],
+    vocabularies: Vocabularies,
     joined: bool,
     shift: int = 0,
 ) -> tuple[np.ndarray, list[str], list[str]]:
@@ -59,109 +57,72 @@ def source_words(sentence: str, source: Sequence[int], vocabulary: Vocabulary) -
     ]
 
 
-def write_samples(
-    path: Path,
+def map_labels(sentence: str, source: Sequence[int], target: Sequence[int], vocabularies: Vocabularies) -> Labels:
+    """Labels of each attention map of a model that translates `source` into `target`."""
+    read, produced = vocabularies[0].pieces(source), vocabularies[1].pieces(target)
+    if vocabularies[0].kind == 'words':
+        read = source_words(sentence, source, vocabularies[0])
+    fed = [SPECIAL[BOS], *produced[:-1]]
+    return {
+        'encoder/attention': (read, read),
+        'decoder/attention': (fed, fed),
+        'decoder/cross_attention': (produced, read),
+    }
+
+
+def samples(
     pairs: Pairs,
     outputs: Sequence[str],
     source: Sequence[Sequence[int]],
     translations: Sequence[Translation],
-    vocabularies: tuple[Vocabulary, Vocabulary],
+    vocabularies: Vocabularies,
     shift: int,
-) -> None:
-    """For the page: the translations that turn the most neighbours round, in the order of the split.
+) -> list[dict[str, Any]]:
+    """For the page of a run: the translations that reverse the most neighbouring words, in the order of the split.
 
-    Without attention there is nothing to turn, and these are the first ones.
+    The first ones of a model without attention.
     """
-    attends = [t.weights.size > 0 and len(t.target) > 1 for t in translations]
+    spans = lambda i: (vocabularies[1].words(translations[i].target), vocabularies[0].words(source[i]))
+    reversed_words = lambda i: reversals(links(translations[i].weights, *spans(i), shift))
+    counts = [reversed_words(i) if _has_weights(each) else 0 for i, each in enumerate(translations)]
+    chosen = sorted(sorted(range(len(outputs)), key=lambda i: (-counts[i], i))[:SAMPLES])
 
-    def turned(i: int) -> int:
-        if not attends[i]:
-            return 0
-        spans = vocabularies[1].words(translations[i].target), vocabularies[0].words(source[i])
-        return reversals(links(translations[i].weights, *spans, shift))
+    def sample(i: int) -> dict[str, Any]:
+        found = {'source': pairs.source[i], 'reference': pairs.target[i], 'output': outputs[i], 'gold': None}
+        if not _has_weights(translations[i]):
+            return found | {'rows': [], 'columns': [], 'weights': None}
+        weights, rows, columns = labelled(pairs.source[i], source[i], translations[i], vocabularies, True, shift)
+        # Gold links are of the words of the reference: they fit the picture if the output is the reference.
+        if pairs.links is not None and outputs[i] == normalise(pairs.target[i], vocabularies[1].language):
+            gold = pairs.links[i]
+            found['gold'] = {'sure': sorted(gold.sure), 'possible': sorted(gold.possible)}
+        return found | {'rows': rows, 'columns': columns, 'weights': weights.round(4).tolist()}
 
-    chosen = sorted(sorted(range(len(outputs)), key=lambda i: (-turned(i), i))[:SAMPLES])
-    samples = [
-        _sample(i, pairs, outputs[i], source[i], translations[i], vocabularies, shift, attends[i]) for i in chosen
-    ]
+    return [sample(i) for i in chosen]
+
+
+def write_samples(path: Path, samples: Sequence[dict[str, Any]]) -> None:
+    """Write what `samples` made as JSON."""
     path.write_text(json.dumps(samples, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
-def _sample(
-    i: int,
-    pairs: Pairs,
-    output: str,
-    source: Sequence[int],
-    translation: Translation,
-    vocabularies: tuple[Vocabulary, Vocabulary],
-    shift: int,
-    attends: bool,
-) -> dict[str, Any]:
-    sample = {'source': pairs.source[i], 'reference': pairs.target[i], 'output': output, 'gold': None}
-    if not attends:
-        return sample | {'rows': [], 'columns': [], 'weights': None}
-    weights, rows, columns = labelled(pairs.source[i], source, translation, vocabularies, True, shift)
-    # Gold links speak of the reference's words: they fit the picture where the output is the reference.
-    if pairs.links is not None and output == normalise(pairs.target[i], vocabularies[1].language):
-        gold = pairs.links[i]
-        sample['gold'] = {'sure': sorted(gold.sure), 'possible': sorted(gold.possible)}
-    return sample | {'rows': rows, 'columns': columns, 'weights': weights.round(4).tolist()}
+def _has_weights(translation: Translation) -> bool:
+    return translation.weights.size > 0 and len(translation.target) > 1
 
 
-def show(
-    workdir: Path,
-    sentence: str,
-    source: Sequence[int],
-    translation: Translation,
-    vocabularies: tuple[Vocabulary, Vocabulary],
-    joined: bool,
-    shift: int,
-) -> None:
-    """Prints a translation; on a terminal, or in a file and an array, the alignment that came with it."""
-    output = vocabularies[1].decode(translation.target)
-    print(output)
-    if translation.weights.size == 0 or len(translation.target) <= shift:
-        return
-    weights, rows, columns = labelled(sentence, source, translation, vocabularies, joined, shift)
-    path = Path(workdir) / 'figures' / f'translate-{slug(sentence)}'
+def show(workdir: Path, sentence: str, weights: np.ndarray, rows: list[str], columns: list[str], title: str) -> None:
+    """Show the alignment of a translation on the screen, and write it as a picture and an array file."""
+    path = figure_path(workdir, 'translate', sentence)
     written = ''
     with files.optional(workdir):
         path.parent.mkdir(exist_ok=True)
-        heatmap.draw(path.with_suffix('.png'), weights, rows, columns, title=output)
+        heatmap.draw(path.with_suffix('.png'), weights, rows, columns, title=title)
         heatmap.save(path.with_suffix('.npz'), weights, rows, columns)
         written = f'{path}.png  {path}.npz'
     terminal = sys.stdout.isatty()
     colour = terminal and not os.environ.get('NO_COLOR') and os.environ.get('TERM') != 'dumb'
     width = shutil.get_terminal_size().columns
-    # The French alone goes to a pipe, so that it can be piped on.
-    screen = sys.stdout if terminal else sys.stderr
+    screen = sys.stdout if terminal else sys.stderr  # a pipe gets the translations alone
     print(heatmap.text(weights, rows, columns, width, colour), file=screen)
     if written:
         print(written, file=screen)
-
-
-def attend(
-    workdir: Path,
-    model: Model,
-    params: Params,
-    vocabularies: tuple[Vocabulary, Vocabulary],
-    sentence: str,
-    source: Sequence[int],
-    target: Sequence[int],
-    layer: int | None,
-    head: int | None,
-) -> None:
-    """Draws every attention of the model while it reads a sentence and its own translation; prints the files."""
-    inputs = np.array([[BOS, *target[:-1]]])
-    maps = jax.device_get(jax.jit(model.maps)(params, np.array([source]), inputs))
-    read, made = vocabularies[0].pieces(source), vocabularies[1].pieces(target)
-    if vocabularies[0].kind == 'words':
-        read = source_words(sentence, source, vocabularies[0])
-    fed = [SPECIAL[BOS], *made[:-1]]
-    names = {
-        'encoder/attention': (read, read), 'decoder/attention': (fed, fed), 'decoder/cross_attention': (made, read)
-    }  # fmt: skip
-    folder = Path(workdir) / 'figures' / f'attend-{slug(sentence)}'
-    found = {kind: weights[0] for kind, weights in maps.items()}
-    for path in write(folder, found, {kind: names[kind] for kind in found}, layer, head):
-        print(path)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import environment
-from attnlab.config import check_seed
 from attnlab.data.tokens import Subwords, Tokens
 from attnlab.data.vocabulary import warn_of_unknown
 from attnlab.decode import cache
@@ -46,8 +45,9 @@ def write(
     for name, number in (('tokens', tokens), ('samples', samples)):
         if number < 1:
             raise UserError(f'{name} is {number}; expected at least 1')
-    check_seed(seed)
-    ids = start(vocabulary, prompt, documents)
+    if not 0 <= seed < 2**32:  # a key of JAX takes 32 bits
+        raise UserError(f'seed is {seed}; expected 0 to {2**32 - 1}')
+    ids, context = start(vocabulary, prompt, documents), model.config.context
     end = vocabulary.marks[1] if documents and vocabulary.marks else None
     _check_memory(model, params, samples, len(ids) + tokens)
     go_on = continuation(model, end, temperature, top_k, top_p)
@@ -56,17 +56,17 @@ def write(
     turn = 0
     while open_rows.any():
         # A text that has ended is not read any more, and leaves the others all their room.
-        windows = [_window(text, model.context if more else 1) for text, more in zip(texts, open_rows, strict=True)]
+        windows = [_window(text, context if more else 1) for text, more in zip(texts, open_rows, strict=True)]
         left = want - max(map(len, texts))
-        room = min(left, model.context - max(map(len, windows)) + 1)
-        sampled = go_on(params, *_padded(windows, model.context), jax.random.fold_in(jax.random.key(seed), turn), room)
+        room = min(left, context - max(map(len, windows)) + 1)
+        sampled = go_on(params, *_padded(windows, context), jax.random.fold_in(jax.random.key(seed), turn), room)
         check_tokens(np.asarray(sampled.tokens)[open_rows])
         for row in np.flatnonzero(open_rows):
             more = np.asarray(sampled.tokens[row, : int(sampled.lengths[row])]).tolist()
             texts[row] += more
             open_rows[row] = len(texts[row]) < want and (end is None or more[-1] != end)
         if turn == 0 and open_rows.any():
-            logging.info('the context of %d tokens is full: goes on from its last half', model.context)
+            logging.info('the context of %d tokens is full: goes on from its last half', context)
         turn += 1
     return [vocabulary.decode(text) for text in texts]
 
@@ -84,7 +84,7 @@ def start(vocabulary: Tokens, prompt: str, documents: bool) -> np.ndarray:
 
 def _check_memory(model: LanguageModel, params: Params, samples: int, length: int) -> None:
     """Raise UserError where so many texts of `length` tokens, and the cache of each, are larger than the memory."""
-    held = jax.eval_shape(lambda params: cache.start(model, params, 1, model.context), params)
+    held = jax.eval_shape(lambda params: cache.start(model, params, 1, model.config.context), params)
     kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
     on_device = samples * (2 * kept + 8 * model.vocabulary)  # the cache before and after a step, and float32 logits
     text = samples * 40 * length  # a list of Python integers: 8 bytes for a place and 32 for an integer
@@ -105,10 +105,10 @@ def continuation(
 
     @jax.jit
     def go_on(params: Params, windows: jax.Array, real: jax.Array, rng: jax.Array, room: jax.Array) -> Sampled:
-        empty = cache.start(model, params, windows.shape[0], model.context)
+        empty = cache.start(model, params, windows.shape[0], model.config.context)
         state, first = cache.prefill(model, params, empty, windows, real)
         return sample(
-            cache.stepper(model, params), state, first, rng=rng, limit=model.context, stop=room, end=end,
+            cache.stepper(model, params), state, first, rng=rng, limit=model.config.context, stop=room, end=end,
             temperature=temperature, top_k=top_k, top_p=top_p,
         )  # fmt: skip
 

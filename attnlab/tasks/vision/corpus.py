@@ -3,16 +3,20 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from attnlab import files
+from attnlab.configs import Cifar10Data, Cifar100Data, DigitsData, ImageFiles
 from attnlab.data import batches, digits, images
 from attnlab.data.augment import Augment
 from attnlab.data.images import SPLITS, Images
 from attnlab.errors import UserError
 from attnlab.files import at_home
+from attnlab.tasks.checks import check_paths
+
+Data = Cifar10Data | Cifar100Data | DigitsData | ImageFiles
 
 GROUP = 128
 """Rows of a training batch that are changed together."""
@@ -26,80 +30,56 @@ class Scale(NamedTuple):
     names: tuple[str, ...]
 
 
-def check(data: Any) -> None:
-    """Raises UserError for a description of images that cannot be one."""
-    check_set(data)
-    for name in ('train', 'test') if data.name == 'files' else ():
-        if not data[name]:
-            raise UserError(f'data.{name} is empty; expected an .npz file: --config.data.{name}=FILE')
-    for name in ('crop', 'erase', 'mixup', 'cutmix'):
-        if not 0 <= data[name] < np.inf:
-            raise UserError(f'data.{name} is {data[name]}; expected a number, 0 or more')
-    for name in ('erase', 'strength'):
-        if not 0 <= data[name] <= 1:
-            raise UserError(f'data.{name} is {data[name]}; expected 0 to 1')
-    if data.policy not in ('none', 'trivial', 'rand'):
-        raise UserError(f"data.policy is {data.policy!r}; expected 'none', 'trivial' or 'rand'")
-    if data.operations < 1:
-        raise UserError(f'data.operations is {data.operations}; expected 1 or more')
+def check(data: Data) -> None:
+    """Raise UserError if the path of a file of images is empty."""
+    if isinstance(data, ImageFiles):
+        check_paths(data, 'train', 'test')
 
 
-def check_set(data: Any) -> None:
-    """Raises UserError for a set that is none."""
-    for name in ('train_examples', 'test_examples') if data.name == 'digits' else ('held_out',):
-        if data[name] < 1:
-            raise UserError(f'data.{name} is {data[name]}; expected 1 or more')
-    if data.name == 'files':
-        if len(data.shape) != 3 or min(data.shape) < 1:
-            raise UserError(f'data.shape is {data.shape}; expected a height, a width and a number of channels')
-        if data.classes < 2:
-            raise UserError(f'data.classes is {data.classes}; expected 2 or more')
-
-
-def shape(data: Any) -> tuple[int, int, int]:
+def shape(data: Data) -> tuple[int, int, int]:
     """(height, width, channels) of the images as they are read."""
-    match data.name:
-        case 'digits':
+    match data:
+        case DigitsData():
             return digits.SIDE, digits.SIDE, 1
-        case 'files':
-            return tuple(data.shape)
+        case ImageFiles():
+            return data.shape
         case _:
             return images.SIDE, images.SIDE, 3
 
 
-def classes(data: Any) -> int:
+def classes(data: Data) -> int:
     """How many there are."""
-    return data.classes if data.name == 'files' else images.CLASSES[data.name]
+    return data.classes if isinstance(data, ImageFiles) else images.CLASSES[data.name]
 
 
-def read(data: Any, split: str, seed: int) -> Images:
+def read(data: Data, split: str, seed: int) -> Images:
     """The images of a split: 'train', 'valid', which is held out of it, or 'test'."""
     if split not in SPLITS:
         raise UserError(f'split is {split!r}; expected one of {", ".join(SPLITS)}')
     if split != 'test':
         return read_training(data, seed)[SPLITS.index(split)]
-    match data.name:
-        case 'digits':
+    match data:
+        case DigitsData():
             return images.drawn('test', data.test_examples, seed)
-        case 'files':
+        case ImageFiles():
             return images.arrays(at_home(data.test, 'data.test'), data.classes, data.shape)
-        case name:
-            return images.cifar(name, 'test', at_home(data.folder, 'data.folder'))
+        case _:
+            return images.cifar(data.name, 'test', at_home(data.folder, 'data.folder'))
 
 
-def read_training(data: Any, seed: int) -> tuple[Images, Images]:
+def read_training(data: Data, seed: int) -> tuple[Images, Images]:
     """The images to train on, and those held out to choose by, from one reading."""
-    match data.name:
-        case 'digits':
+    match data:
+        case DigitsData():
             return images.drawn('train', data.train_examples, seed), images.drawn('valid', data.test_examples, seed)
-        case 'files':
+        case ImageFiles():
             whole = images.arrays(at_home(data.train, 'data.train'), data.classes, data.shape)
-        case name:
-            whole = images.cifar(name, 'train', at_home(data.folder, 'data.folder'))
+        case _:
+            whole = images.cifar(data.name, 'train', at_home(data.folder, 'data.folder'))
     return images.parted(whole, data.held_out)
 
 
-def batch_of(data: Any, whole: Images, B: int, seed: int) -> Callable[..., dict[str, np.ndarray]]:
+def batch_of(data: Data, whole: Images, B: int, seed: int) -> Callable[..., dict[str, np.ndarray]]:
     """Training batch of step i, (step, rows=all): all images once an epoch, in a new order, each changed anew.
 
     'images' uint8 [B, H, W, C]; 'first' and 'second' int32 [B] labels, -1 in empty rows, and 'share' float32 [B] of the

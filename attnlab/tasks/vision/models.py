@@ -6,13 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attnlab.configs import ResNetConfig, VisionConfig
-from attnlab.configs.fields import typed
+from attnlab.configs import ResNetConfig, VitConfig
 from attnlab.errors import UserError
 from attnlab.models.maps import attention_maps
 from attnlab.models.resnet import ResNet
 from attnlab.models.vision import VisionTransformer
-from attnlab.tasks import transformer
 from attnlab.tasks.vision.corpus import Scale
 
 
@@ -36,33 +34,29 @@ class Model(NamedTuple):
     reader: int | None
 
 
-def build(config: Any, classes: int, channels: int) -> Model:
-    """The model of a config for images of so many channels; UserError for values that make none."""
-    model = typed(VisionConfig, config).model
-    image = model.image
-    if isinstance(model, ResNetConfig):
-        made = ResNet(classes, model)
+def build(config: VitConfig | ResNetConfig, classes: int, channels: int) -> Model:
+    """The model of a config for images of so many channels; UserError if patches do not divide the image."""
+    image = config.image
+    if isinstance(config, ResNetConfig):
+        made = ResNet(classes, config)
         forward = lambda params, images, rng: (made.apply({'params': params}, images), {})
-        found = Model(_init(made, (*image, channels)), forward, lambda params, images: {}, image, (1, 1), 0, None)
-    else:
-        made = VisionTransformer(classes, model)
+        return Model(_init(made, (*image, channels)), forward, lambda params, images: {}, image, (1, 1), 0, None)
+    made = VisionTransformer(classes, config)
 
-        def forward(params: Any, images: Any, rng: Any) -> Any:
-            noise: dict[str, Any] = {} if rng is None else {'deterministic': False, 'rngs': {'dropout': rng}}
-            return made.apply({'params': params}, images, **noise)
+    def forward(params: Any, images: Any, rng: Any) -> Any:
+        noise: dict[str, Any] = {} if rng is None else {'deterministic': False, 'rngs': {'dropout': rng}}
+        return made.apply({'params': params}, images, **noise)
 
-        def maps(params: Any, images: Any) -> dict[str, Any]:
-            sown: Any = made.apply({'params': params}, images, mutable=['intermediates'])[1]
-            return attention_maps(sown['intermediates'])
+    def maps(params: Any, images: Any) -> dict[str, Any]:
+        sown: Any = made.apply({'params': params}, images, mutable=['intermediates'])[1]
+        return attention_maps(sown['intermediates'])
 
-        try:
-            grid = made.grid
-        except ValueError as error:
-            raise UserError(f'model: {error}') from None
-        reader = made.prefix - 1 if model.pool == 'class' else None
-        found = Model(_init(made, (*image, channels)), forward, maps, image, grid, made.prefix, reader)
-    transformer.try_init(config.model, found.init)
-    return found
+    try:
+        grid = made.grid
+    except ValueError as error:
+        raise UserError(f'model: {error}') from None
+    reader = made.prefix - 1 if config.pool == 'class' else None
+    return Model(_init(made, (*image, channels)), forward, maps, image, grid, made.prefix, reader)
 
 
 def _init(made: Any, shape: tuple[int, ...]) -> Callable[[jax.Array], Any]:

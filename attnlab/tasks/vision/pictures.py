@@ -13,7 +13,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from attnlab.data.images import Images
 from attnlab.errors import UserError
-from attnlab.tasks import headmaps, heatmap
+from attnlab.tasks import head_grid, heatmap
 from attnlab.tasks.task import Params
 from attnlab.tasks.vision import corpus, drawings, models
 
@@ -28,16 +28,14 @@ LONGEST = 18
 
 
 def evaluated(
-    workdir: Path,
-    split: str,
+    folder: Path,
     model: models.Model,
     params: Params,
     scale: corpus.Scale,
     whole: Images,
     probabilities: np.ndarray,
 ) -> None:
-    """Writes the pictures of a scored split into `figures/eval-SPLIT`, and into `pictures.json` what each shows."""
-    folder = workdir / 'figures' / f'eval-{split}'
+    """Write the pictures of a scored split, and their captions into `pictures.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     shown = []
 
@@ -46,7 +44,7 @@ def evaluated(
         shown.append({'file': f'{name}.png', 'caption': caption})
 
     first = whole.pixels[:SHOWN]
-    maps = over(model, params, scale, first)
+    maps = attention(model, params, scale, first)
     if maps:
         rolled = rollout(maps['attention'], model)
         titles = [whole.names[label] for label in whole.labels[:SHOWN]]
@@ -89,7 +87,7 @@ def filters(params: Params) -> tuple[np.ndarray, str] | None:
     return None
 
 
-def over(model: models.Model, params: Params, scale: corpus.Scale, pixels: np.ndarray) -> dict[str, np.ndarray]:
+def attention(model: models.Model, params: Params, scale: corpus.Scale, pixels: np.ndarray) -> dict[str, np.ndarray]:
     """Every attention of the model over images uint8 [B, H, W, C]: [B, L, N, T, T] by its name."""
     found = model.maps(params, models.prepared(jax.numpy.asarray(pixels), scale, model.image))
     return {kind: jax.device_get(weights) for kind, weights in found.items()}
@@ -113,42 +111,33 @@ def rollout(weights: np.ndarray, model: models.Model) -> np.ndarray:
     return read(total, model)
 
 
-def attended(
-    config: Any,
-    workdir: Path,
-    model: models.Model,
-    params: Params,
-    scale: corpus.Scale,
-    texts: Sequence[str],
-    layer: int | None,
+def draw_attention(
+    folder: Path, image: np.ndarray, maps: dict[str, np.ndarray], model: models.Model, layer: int | None,
     head: int | None,
-) -> list[Path]:
-    """Draws each image, its heads' attention by layer, and the rollout; returns the files, an array file among them.
+) -> None:  # fmt: skip
+    """Draw an image, the attention of its heads by layer, and the rollout; write an array file; print the files.
 
-    Raises UserError for what is no image, and for a layer or head that the model does not have, before it writes.
+    maps: the weights [L, N, T, T] of each kind of attention.
+
+    Raises UserError for a layer or head, from 1, that the model does not have, before anything is written.
     """
-    pixels = chosen(config, texts)
-    written = []
-    for text, image in zip(texts, pixels, strict=True):
-        maps = over(model, params, scale, image[None])
-        headmaps.check_chosen({kind: each[0] for kind, each in maps.items()}, layer, head)
-        folder = workdir / 'figures' / f'attend-{headmaps.slug(text)}'
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = maps['attention']
-        rolled, seen = rollout(weights, model)[0], read(weights[0], model)
-        np.savez_compressed(folder / 'weights.npz', attention=weights[0], rollout=rolled, image=image)
-        layers = range(len(seen)) if layer is None else [layer - 1]
-        heads = range(seen.shape[1]) if head is None else [head - 1]
-        (folder / 'heads.png').write_bytes(heatmap.png(drawings.heads(image, seen, list(layers), list(heads))))
-        (folder / 'rollout.png').write_bytes(heatmap.png(drawings.rollouts(image[None], rolled[None], [''])))
-        written += [folder / name for name in ('weights.npz', 'heads.png', 'rollout.png')]
-    return written
+    head_grid.check_chosen(maps, layer, head)
+    weights = maps['attention']
+    rolled, seen = rollout(weights[None], model)[0], read(weights, model)
+    layers = range(len(seen)) if layer is None else [layer - 1]
+    heads = range(seen.shape[1]) if head is None else [head - 1]
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(folder / 'weights.npz', attention=weights, rollout=rolled, image=image)
+    (folder / 'heads.png').write_bytes(heatmap.png(drawings.heads(image, seen, layers, heads)))
+    (folder / 'rollout.png').write_bytes(heatmap.png(drawings.rollouts(image[None], rolled[None], [''])))
+    for name in ('weights.npz', 'heads.png', 'rollout.png'):
+        print(folder / name)
 
 
-def chosen(config: Any, texts: Sequence[str]) -> list[np.ndarray]:
+def chosen(data: corpus.Data, seed: int, texts: Sequence[str]) -> list[np.ndarray]:
     """The images uint8 [H, W, C]: by their number in the test split, or of a file, brought to the others' size."""
     numbers = {text: int(text) for text in texts if text.isascii() and text.isdecimal() and len(text) <= LONGEST}
-    whole = corpus.read(config.data, 'test', config.seed) if numbers else None
+    whole = corpus.read(data, 'test', seed) if numbers else None
     found = []
     for text in texts:
         if whole is not None and text in numbers:
@@ -157,7 +146,7 @@ def chosen(config: Any, texts: Sequence[str]) -> list[np.ndarray]:
                 raise UserError(f'there is no image {text}; expected 0 to {last}, those of the test split')
             found.append(whole.pixels[numbers[text]])
         else:
-            found.append(opened(text, corpus.shape(config.data)))
+            found.append(opened(text, corpus.shape(data)))
     return found
 
 

@@ -1,17 +1,19 @@
-"""Every config has the fields that the code reads, of their types, and no others; a config that has not is refused."""
+"""Every config has the fields that its dataclass declares, of their types, and no others; all else is refused."""
 
+import dataclasses
 import json
+from typing import Literal
 
 import pytest
 from ml_collections import ConfigDict
 
-from attnlab import cli
-from attnlab import config as configs
+from attnlab import cli, configs
+from attnlab.configs import BlockConfig, LanguageModelConfig, OptimizerConfig, TrainConfig, fields
+from attnlab.configs.tasks import TASKS, config_class
 from attnlab.errors import UserError
 from attnlab.sweeps import points
-from attnlab.tasks import fields
 from attnlab.train import count, run, traffic
-from tests.test_experiments import EXPERIMENTS, leaves
+from tests.experiments import EXPERIMENTS, leaves
 
 ONE_A_TASK = {
     'align': 'experiments/align/grammar_transformer.py',
@@ -20,12 +22,14 @@ ONE_A_TASK = {
     'vision': 'experiments/vision/digits.py',
     'resnet': 'experiments/vision/cifar10_small.py:resnet',
 }
-NEEDED = {'experiments/align/files_gru.py': [(f'data.{split}', 'x') for split in ('train', 'valid', 'test')]}
-OPTIONAL = {'start', 'optimizer.layer_decay', 'train.mesh', 'train.parallel', 'train.ema'}
+
+
+def check(config):
+    return fields.typed(config_class(config.get('task')), config)
 
 
 def loaded(experiment):
-    return configs.load(experiment, NEEDED.get(experiment, []))
+    return configs.load(experiment)
 
 
 def changed(experiment, key, value=None, remove=False):
@@ -47,35 +51,64 @@ def all_keys(experiment):
 
 
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
-def test_an_experiment_has_the_fields_of_the_table(experiment):
-    fields.check(loaded(experiment))
+def test_an_experiment_has_the_fields_of_its_dataclass(experiment):
+    config = loaded(experiment)
+    assert configs.tree(configs.config_dict(check(config))) == configs.tree(config)
 
 
-def test_every_field_of_the_table_is_one_of_an_experiment():
+def declared():
+    """(dotted key, field) of all dataclasses of configs."""
+    for task, (cls, _) in TASKS.items():
+        for section in sections(cls):
+            for field in fields.fields_of(section):
+                yield f'{task}: {section.__name__}.{field.name}', field
+
+
+def sections(cls):
+    yield cls
+    for field in fields.fields_of(cls):
+        for section in field.sections:
+            yield from sections(section)
+
+
+def test_every_field_has_a_description_of_one_line_and_an_allowed_default():
+    for key, field in declared():
+        assert field.doc and '\n' not in field.doc and len(field.doc) < 110, key
+        if not field.required and not field.sections:
+            assert fields.checked(field, field.default, '') == field.default, key
+
+
+def test_every_field_is_one_of_an_experiment():
     """Which tests/test_experiments.py shows to be read."""
-    known, used = set(), set()
-    for task, more in fields.TASKS.items():
-        for name, section in (fields.COMMON | more).items():
-            known |= {(task, f'{name}.{field}') for field in section.known()}
-    variants = [*EXPERIMENTS, 'experiments/vision/cifar10_small.py:resnet']
-    for config in map(loaded, variants):
+    used = set()
+    for config in map(loaded, [*EXPERIMENTS, 'experiments/vision/cifar10_small.py:resnet']):
         used |= {(config.task, key) for key in leaves(config)}
-    for task in ('align', 'language'):  # read for every task, set by images' experiments alone
-        used |= {(task, 'optimizer.layer_decay'), (task, 'train.ema')}
+    known = {(task, key) for task, (cls, _) in TASKS.items() for key in fields.keys(cls)}
+    known = {(task, key) for task, key in known if key not in ('data', 'model', 'optimizer', 'train', 'decode')}
     # No experiment of a language model has the grammar's sentences; attnlab/tasks/language/corpus.py reads them.
     assert known - used == {('language', 'data.train_examples'), ('language', 'data.test_examples')}
 
 
 @pytest.mark.parametrize('task', ONE_A_TASK)
-def test_each_missing_field_is_named(task):
+def test_each_missing_field_has_its_default_or_is_named(task):
+    whole = loaded(ONE_A_TASK[task])
     for key in all_keys(ONE_A_TASK[task]):
         config = changed(ONE_A_TASK[task], key, remove=True)
-        if key in OPTIONAL:
-            fields.check(config)
+        if key in ('task', 'data', 'model', 'data.name', 'model.name') and (task, key) != ('language', 'model.name'):
+            with pytest.raises(UserError) as caught:
+                check(config)
+            assert key in str(caught.value) and '\n' not in str(caught.value)
             continue
-        with pytest.raises(UserError) as caught:
-            fields.check(config)
-        assert key in str(caught.value) and '\n' not in str(caught.value)
+        with config.unlocked():
+            added = fields.complete(config_class(config.task), config)
+        assert key in added or all(each.startswith(f'{key}.') for each in added)
+        both = [dict(_items(each)) for each in (whole, config)]
+        assert {each for each in both[0] if both[0][each] != both[1][each]} <= set(added)
+
+
+def _items(config, above=''):
+    for name, value in config.items():
+        yield from _items(value, f'{above}{name}.') if isinstance(value, ConfigDict) else [(above + name, value)]
 
 
 ENTRANCES = {
@@ -88,12 +121,9 @@ ENTRANCES = {
 
 @pytest.mark.parametrize('entrance', ENTRANCES)
 @pytest.mark.parametrize(('key', 'message'), [
-    ('optimizer.warmup', 'config has no optimizer.warmup; expected a str'),
-    ('train.batch_size', 'config has no train.batch_size; expected an int'),
-    ('model.heads', "model.name is 'transformer', which asks for model.heads; the config has no such field"),
-    ('decode', 'config has no decode; expected a section with the fields beams, length_penalty'),
-    ('seed', 'config has no seed; expected an int'),
-    ('task', 'config has no task; expected a str'),
+    ('model', 'config has no model; expected a section with a name'),
+    ('model.name', "config has no model.name; expected 'recurrent' or 'transformer'"),
+    ('task', 'config has no task; expected \'align\', \'language\' or \'vision\''),
 ])  # fmt: skip
 def test_every_command_names_a_missing_field(tmp_path, entrance, key, message):
     with pytest.raises(UserError) as caught:
@@ -133,51 +163,49 @@ def search_rate(trial): return {'optimizer.learning_rate': trial.suggest_float('
 
 
 @pytest.mark.parametrize(('key', 'value', 'message'), [
-    ('model.layers', '4', "config.model.layers is '4'; expected an int"),
-    ('model.layers', 4.0, 'config.model.layers is 4.0; expected an int'),
-    ('model.layers', True, 'config.model.layers is True; expected an int'),
-    ('model.layers', None, 'config.model.layers is None; expected an int'),
-    ('model.dropout', '0.1', "config.model.dropout is '0.1'; expected a finite float"),
-    ('model.dropout', float('inf'), 'config.model.dropout is inf; expected a finite float'),
-    ('model.dropout', 10**400, f'config.model.dropout is {10**400}; expected a finite float'),
-    ('model.sinks', 1, 'config.model.sinks is 1; expected true or false'),
-    ('model.name', 3, 'config.model.name is 3; expected a str'),
-    ('model.name', {'x': 1}, 'config.model.name is a section; expected a str'),
-    ('data.widths', 20, 'config.data.widths is 20; expected a tuple of int'),
-    ('data.widths', (20, 'x'), "config.data.widths is (20, 'x'); expected a tuple of int"),
+    ('model.layers', '4', "model.layers is '4'; expected an int"),
+    ('model.layers', 4.0, 'model.layers is 4.0; expected an int'),
+    ('model.layers', True, 'model.layers is True; expected an int'),
+    ('model.layers', None, 'model.layers is None; expected an int'),
+    ('model.dropout', '0.1', "model.dropout is '0.1'; expected a finite float"),
+    ('model.dropout', float('inf'), 'model.dropout is inf; expected a finite float'),
+    ('model.dropout', 10**400, f'model.dropout is {10**400}; expected a finite float'),
+    ('model.sinks', 1, 'model.sinks is 1; expected true or false'),
+    ('model.name', 3, "model.name is 3; expected 'recurrent' or 'transformer'"),
+    ('data.widths', 20, 'data.widths is 20; expected a tuple of int'),
+    ('data.widths', (20, 'x'), "data.widths is (20, 'x'); expected a tuple of int"),
     ('data.name', 'gramar', "data.name is 'gramar'; expected 'grammar', 'multi30k' or 'files'"),
     ('model', None, 'config.model is None; expected a section'),
     ('train', 3, 'config.train is 3; expected a section'),
-    ('task', 'aline', "task is 'aline'; expected 'align', 'language' or 'vision'"),
-    ('task', {'x': 1}, 'config.task is a section; expected a str'),
+    ('task', 3, "task is 3; expected 'align', 'language' or 'vision', or 'package.module:Class' of a task of your own"),
 ])  # fmt: skip
 def test_a_value_of_another_type_is_refused(key, value, message):
     with pytest.raises(UserError) as caught:
-        fields.check(changed(ONE_A_TASK['align'], key, value))
+        check(changed(ONE_A_TASK['align'], key, value))
     assert str(caught.value) == message
 
 
 def test_an_int_serves_for_a_float():
-    fields.check(changed(ONE_A_TASK['align'], 'optimizer.clip', 1))
+    check(changed(ONE_A_TASK['align'], 'optimizer.clip', 1))
 
 
 def test_a_field_of_another_name_may_stay():
     """As in --config.data.name=..., which changes the name alone."""
-    fields.check(changed(ONE_A_TASK['align'], 'data.folder', 'x'))
+    check(changed(ONE_A_TASK['align'], 'data.folder', 'x'))
 
 
 # config.json of a run
 
 GOOD = json.dumps(configs.tree(loaded(ONE_A_TASK['vision'])))
 DAMAGED = {
-    '{}': 'config has no task; expected a str',
-    GOOD.replace('"layers": 3', '"layers": "4"'): "config.model.layers is '4'; expected an int",
-    GOOD.replace('"layers": 3', '"layers": 0'): 'model.layers is 0; expected 1 to 1000',
-    GOOD.replace('"layers": 3', f'"layers": -{10**30}'): f'model.layers is -{10**30}; expected 1 to 1000',
-    GOOD.replace('"heads": 4, ', ''): "model.name is 'vit', which asks for model.heads; the config has no such field",
-    GOOD.replace('"crop": 1', '"crop": 1e999'): 'config.data.crop is inf; expected an int',
+    '{}': "config has no task; expected 'align', 'language' or 'vision'",
+    GOOD.replace('"layers": 3', '"layers": "4"'): "model.layers is '4'; expected an int",
+    GOOD.replace('"layers": 3', '"layers": 0'): 'model.layers is 0; expected 1 or more',
+    GOOD.replace('"layers": 3', f'"layers": -{10**30}'): f'model.layers is -{10**30}; expected 1 or more',
+    GOOD.replace('"name": "vit", ', ''): "config has no model.name; expected 'vit' or 'resnet'",
+    GOOD.replace('"crop": 1', '"crop": 1e999'): 'data.crop is inf; expected an int',
     GOOD.replace('"digits"', '"digit"'): "data.name is 'digit'; expected 'cifar10', 'cifar100', 'digits' or 'files'",
-    json.dumps({'task': 'vision', 'seed': 0, 'model': None}): 'config has no optimizer; expected a section',
+    json.dumps({'task': 'vision', 'seed': 0, 'model': {'name': 'vit'}}): 'config has no data; expected a section',
     json.dumps(json.loads(GOOD) | {'model': None}): 'config.model is None; expected a section',
     json.dumps(json.loads(GOOD) | {'seed': -1}): 'seed is -1; expected 0 to 4294967295',
     json.dumps(json.loads(GOOD) | {'later': 1}): 'there is no config.later; ',
@@ -199,10 +227,10 @@ def test_a_run_whose_config_is_damaged_is_refused_in_one_line(tmp_path, capsys, 
     assert [path.name for path in tmp_path.iterdir()] == ['config.json']
 
 
-def test_a_training_that_goes_on_says_what_differs(tmp_path):
+def test_a_training_does_not_go_on_from_a_damaged_config(tmp_path):
     (tmp_path / 'config.json').write_text('{}')
     (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
-    with pytest.raises(UserError, match='the work directory holds a run of another config'):
+    with pytest.raises(UserError, match='config.json: config has no task'):
         run.train(loaded(ONE_A_TASK['vision']), tmp_path)
 
 
@@ -229,3 +257,33 @@ def test_a_path_in_a_config_may_start_with_a_tilde(tmp_path, monkeypatch, experi
     else:
         assert str(tmp_path / 'home') in str(caught.value)
     assert not (tmp_path / 'new').exists()
+
+
+# The dataclasses by themselves
+
+
+@pytest.mark.parametrize(('make', 'message'), [
+    (lambda: BlockConfig(heads=0), 'heads is 0; expected 1 or more'),
+    (lambda: BlockConfig(norm='lyer'), "norm is 'lyer'; expected 'layer' or 'rms'"),
+    (lambda: BlockConfig(layers=2000), 'layers is 2000; expected 1 to 1000, or up to 100000 with scan'),
+    (lambda: LanguageModelConfig(mixer='gru', positions='alibi'), "positions is 'alibi', which turns attention"),
+    (lambda: OptimizerConfig(b2=1.0), 'b2 is 1.0; expected 0.0 <= b2 < 1.0'),
+    (lambda: TrainConfig(batch_size=10, accumulate=3), 'accumulate is 3; expected a divisor of batch_size 10'),
+])  # fmt: skip
+def test_a_dataclass_checks_its_values(make, message):
+    with pytest.raises(UserError) as caught:
+        make()
+    assert str(caught.value).startswith(message)
+
+
+def test_a_table_elsewhere_lists_the_choices():
+    with pytest.raises(UserError, match="model.positions is 'rotry'; expected 'learned'"):
+        check(changed(ONE_A_TASK['align'], 'model.positions', 'rotry'))
+
+
+def test_a_field_of_any_type_is_typed(experiment):
+    config = check(configs.load(experiment, [('optimizer.lr', 1), ('model.shape', [1])]))
+    assert dataclasses.is_dataclass(config)
+    assert (config.optimizer.lr, config.model.shape, config.model.later) == (1.0, (1,), 7)
+    kinds = {field.name: field.kind for field in fields.fields_of(type(config.model))}
+    assert kinds['pool'] == Literal['mean', 'max'] and kinds['shape'] == tuple[int, ...]

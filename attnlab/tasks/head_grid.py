@@ -1,4 +1,4 @@
-"""The attention of every layer and head over one text, as pictures and as one array file."""
+"""Attention maps of every layer and head over one text: a grid of panels for each layer, and one array file."""
 
 import hashlib
 import math
@@ -13,16 +13,16 @@ from attnlab.errors import UserError
 from attnlab.tasks import heatmap
 
 Labels = Mapping[str, tuple[Sequence[str], Sequence[str]]]
-"""(rows, columns) of each kind of attention: the tokens that look, and those that are looked at."""
+"""(rows, columns) of each kind of attention: tokens of the queries, and of the keys."""
 
 
-def write(
+def draw(
     folder: Path, maps: Mapping[str, np.ndarray], labels: Labels, layer: int | None = None, head: int | None = None
-) -> list[Path]:
-    """Writes a picture a layer, its heads side by side (or one of them), and `weights.npz`; returns what it wrote.
+) -> None:
+    """Write a picture for each layer, its heads side by side (or one of them), and `weights.npz`; print the files.
 
-    maps: the weights of each kind [L, N, T, S], such as 'decoder/cross_attention'; `weights.npz` holds all of them,
-      beside `rows KIND` and `columns KIND`, with a dot for a slash, whatever is drawn.
+    maps: the weights of each kind [L, N, T, S], such as 'decoder/cross_attention'; `weights.npz` has all of them,
+      beside `rows KIND` and `columns KIND`, with a dot for a slash.
     layer, head: from 1; all if None.
 
     Raises UserError for a layer or head that the model does not have, before anything is written.
@@ -30,20 +30,22 @@ def write(
     check_chosen(maps, layer, head)
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = dict(maps)
-    for kind, (rows, columns) in labels.items():
+    for kind in maps:
+        rows, columns = labels[kind]
         arrays |= {f'rows {kind}': np.array(rows, str), f'columns {kind}': np.array(columns, str)}
-    written = [folder / 'weights.npz']
-    np.savez_compressed(written[0], **{name.replace('/', '.'): array for name, array in arrays.items()})
+    path = folder / 'weights.npz'
+    np.savez_compressed(path, **{name.replace('/', '.'): array for name, array in arrays.items()})
+    print(path)
     for kind, weights in maps.items():
         for number, heads in enumerate(weights, 1):
             if layer not in (None, number):
                 continue
-            at = f'{kind.replace("/", "-")}-layer{number}' + (f'-head{head}' if head else '')
+            name = f'{kind.replace("/", "-")}-layer{number}' + (f'-head{head}' if head else '')
             title = f'{kind.replace("/", ", ").replace("_", " ")}, layer {number}'
             chosen = heads if head is None else heads[head - 1 : head]
-            written.append(folder / f'{at}.png')
-            written[-1].write_bytes(heatmap.png(figure(chosen, *labels[kind], title, head or 1)))
-    return written
+            path = folder / f'{name}.png'
+            path.write_bytes(heatmap.png(figure(chosen, *labels[kind], title, head or 1)))
+            print(path)
 
 
 def check_chosen(maps: Mapping[str, np.ndarray], layer: int | None, head: int | None) -> None:
@@ -88,7 +90,7 @@ def figure(heads: np.ndarray, rows: Sequence[str], columns: Sequence[str], title
     return picture
 
 
-def slug(text: str) -> str:
-    """A file name that tells the text and is its own: two texts never share a file."""
+def figure_path(workdir: Path, command: str, text: str) -> Path:
+    """Where the pictures of a command over a text lie in a run's directory; no two texts share a path."""
     words = re.sub(r'[^a-z0-9]+', '-', text.lower()).strip('-')[:40].strip('-')
-    return f'{words}-{hashlib.sha256(text.encode()).hexdigest()[:6]}'
+    return workdir / 'figures' / f'{command}-{words}-{hashlib.sha256(text.encode()).hexdigest()[:6]}'

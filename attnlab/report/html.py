@@ -1,0 +1,52 @@
+"""Self-contained HTML pages from the templates in this package: every text is escaped, pictures are data URIs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jinja2
+
+from attnlab import files
+from attnlab.tasks import heatmap
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader('attnlab.report'), autoescape=True, undefined=jinja2.StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+)  # fmt: skip
+
+
+class Picture(NamedTuple):
+    """A PNG. width, height: in CSS pixels of two dots, so that it is sharp on any screen."""
+
+    base64: str
+    width: int
+    height: int
+    alt: str
+    caption: str
+
+
+def picture(image: bytes | Figure, alt: str, caption: str = '') -> Picture:
+    """A PNG or a matplotlib figure for a template."""
+    data = image if isinstance(image, bytes) else heatmap.png(image)
+    width, height = struct.unpack('>II', data[16:24])  # the first chunk of a PNG is its header
+    return Picture(base64.b64encode(data).decode(), width // 2, height // 2, alt, caption)
+
+
+def write(path: str | Path, template: str, **values: object) -> None:
+    """Write a page from a template of this package."""
+    files.write(path, _TEMPLATES.get_template(template).render(values))
+
+
+def fields(config: Mapping[str, Any], prefix: str = '') -> list[str]:
+    """One line `section.key = value` per field of a nested config."""
+    return [line for key, value in config.items()
+            for line in (fields(value, f'{prefix}{key}.') if isinstance(value, Mapping)
+                         else [f'{prefix}{key} = {json.dumps(value, ensure_ascii=False)}'])]  # fmt: skip

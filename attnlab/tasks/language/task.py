@@ -1,0 +1,191 @@
+"""The task of language modelling."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.configs import LanguageConfig, RunConfig
+from attnlab.data import rows
+from attnlab.data.rows import ALL, IGNORE, Draw, Rows
+from attnlab.data.tokens import Tokens
+from attnlab.decode import cache
+from attnlab.errors import UserError
+from attnlab.kernels import axes
+from attnlab.kernels.losses import Sums, cross_entropy
+from attnlab.models.language import LanguageModel
+from attnlab.models.maps import attention_maps
+from attnlab.tasks import blocks, head_grid
+from attnlab.tasks.checks import check_init
+from attnlab.tasks.language import corpus, writer
+from attnlab.tasks.task import Outline, Params, perplexity
+
+EVALUATION_TOKENS = 8192
+"""About the number of tokens of a batch in evaluation."""
+
+
+class _Training(NamedTuple):
+    """draw: (step, rows) -> rows of the training batch.  examples: rows of an epoch.  valid: the validation split."""
+
+    draw: Draw
+    examples: int
+    valid: Rows
+
+
+@dataclass(eq=False)
+class LanguageTask:
+    """Text that a model learns to continue."""
+
+    Config: ClassVar[type[RunConfig]] = LanguageConfig
+    best: ClassVar[tuple[str, Literal['max', 'min']]] = ('loss', 'min')
+    default_split: ClassVar[str] = 'valid'
+
+    config: LanguageConfig
+    workdir: Path | None = None
+
+    def check(self) -> None:
+        corpus.check(self.config.data)
+        self._check_model()
+
+    def _check_model(self) -> None:
+        check_init(self.config.model, _init(LanguageModel(5, self.config.model)))
+
+    def outline(self, layers: int | None, active: bool) -> Outline:
+        """One row of `context` tokens."""
+        self._check_model()
+        size = corpus.vocabulary_size(self.config.data, self.config.seed)
+        config = blocks.outlined(self.config.model, layers, active)
+        model, T = LanguageModel(size, config), config.context
+        params = jax.eval_shape(_init(model), jax.random.key(0))
+        cached = jax.eval_shape(lambda params: cache.start(model, params, 1, T), params)
+        return Outline(
+            f'{T} tokens, vocabulary {size}', T, params, (jax.ShapeDtypeStruct((1, T), jnp.int32),),
+            lambda params, tokens: model.apply({'params': params}, tokens)[0],
+            cached.layers if config.mixer == 'attention' else None,
+        )  # fmt: skip
+
+    # Data
+
+    @cached_property
+    def _texts(self) -> dict[str, list[corpus.Text]]:
+        return {split: corpus.read(self.config.data, split, self.config.seed) for split in corpus.SPLITS}
+
+    @cached_property
+    def vocabulary(self) -> Tokens:
+        if self.workdir is not None:
+            return corpus.load_vocabulary(self.workdir)
+        return corpus.build_vocabulary(self.config.data, self._texts['train'])
+
+    @cached_property
+    def _training(self) -> _Training:
+        data, T, B = self.config.data, self.config.model.context, self.config.train.batch_size
+        train, valid = (corpus.encode(data, self._texts[split], self.vocabulary) for split in corpus.SPLITS)
+        length = sum(map(len, train))
+        if T > length:  # rows would be padding for the most part, as large as the memory or larger
+            raise UserError(f'model.context is {T}; expected at most {length}, the tokens of the training text')
+        every = corpus.every(data, train, T)
+        if data.documents:
+            draw = rows.shuffled(every, B, self.config.seed)
+        else:
+            draw = rows.windows(train[0], T, B, self.config.seed)
+        return _Training(draw, len(every.tokens), corpus.every(data, valid, T))
+
+    @property
+    def examples(self) -> int:
+        return self._training.examples
+
+    def batch(self, step: int, rows: slice = ALL) -> dict[str, np.ndarray]:
+        return _arrays(self._training.draw(step, rows), bool(self.config.data.documents))
+
+    def save(self, workdir: Path) -> None:
+        corpus.save_vocabulary(self.vocabulary, workdir)
+
+    # Model
+
+    @cached_property
+    def model(self) -> LanguageModel:
+        return LanguageModel(self.vocabulary.size, self.config.model)
+
+    def init(self, rng: jax.Array) -> Params:
+        return _init(self.model)(rng)
+
+    def loss(self, params: Params, batch: Any, rng: jax.Array) -> Sums:
+        logits, aux = self.model.apply(
+            {'params': params}, batch['tokens'], batch.get('segments'), False, rngs={'dropout': rng}
+        )
+        sums = cross_entropy(logits, batch['labels'], self.config.train.label_smoothing, IGNORE)
+        return blocks.with_expert_losses(self.config.model, sums, aux)
+
+    # Scores
+
+    def validate(self, params: Params) -> dict[str, float]:
+        return self.scores(params, self._training.valid)
+
+    def scores(self, params: Params, held_out: Rows) -> dict[str, float]:
+        """Mean loss in nats of all labels, and its perplexity."""
+        count, T = held_out.tokens.shape
+        batches = rows.in_order(held_out, axes.at_once(max(1, EVALUATION_TOKENS // T), count))
+        sums = [self._score(params, _arrays(batch, True)) for batch in batches]
+        total, weight = (sum(float(each) for each in column) for column in zip(*sums, strict=True))
+        return {'loss': total / weight, 'perplexity': perplexity(total / weight)}
+
+    @cached_property
+    def _score(self):
+        """(params, batch) -> sum of the loss, and of the weights."""
+
+        @jax.jit
+        def score(params: Params, batch: Any) -> tuple[jax.Array, jax.Array]:
+            batch = jax.tree.map(axes.spread, batch)
+            logits, _ = self.model.apply({'params': params}, batch['tokens'], batch['segments'])
+            sums = cross_entropy(logits, batch['labels'], padding=IGNORE)
+            return axes.whole((sums.total, sums.weight))
+
+        return score
+
+    def evaluate(self, params: Params, split: str) -> dict[str, Any]:
+        """Loss of all tokens of a split in nats, its perplexity, and bits per character of the text."""
+        data = self.config.data
+        texts = corpus.read(data, split, self.config.seed)
+        held_out = corpus.every(data, corpus.encode(data, texts, self.vocabulary), self.config.model.context)
+        found = self.scores(params, held_out)
+        predicted = int(np.sum(held_out.labels != IGNORE))
+        bits = found['loss'] * predicted / sum(len(text.text) for text in texts) / math.log(2)
+        return {'split': split, 'tokens': predicted, **found, 'bits_per_character': bits}
+
+    # Use
+
+    def generate(self, params: Params, prompt: str, **options: Any) -> None:
+        """Print continuations of a prompt; options: as in `writer.write`."""
+        documents = bool(self.config.data.documents)
+        for text in writer.write(self.model, params, self.vocabulary, prompt, documents, **options):
+            print(text)
+
+    def attend(self, params: Params, texts: Sequence[str], layer: int | None, head: int | None) -> None:
+        """Draw the attention of every layer and head over each text; UserError if one is longer than the context."""
+        for text in texts:
+            ids = writer.start(self.vocabulary, text, bool(self.config.data.documents))
+            if len(ids) > (context := self.config.model.context):
+                raise UserError(f'the text has {len(ids)} tokens; expected at most {context}, the context of the model')
+            tokens = jnp.asarray(ids, jnp.int32)[None]
+            sown: Any = self.model.apply({'params': params}, tokens, mutable=['intermediates'])[1]
+            found = attention_maps(sown.get('intermediates', {}))
+            maps = {kind: jax.device_get(weights[0]) for kind, weights in found.items()}
+            pieces = self.vocabulary.pieces(ids)
+            folder = head_grid.figure_path(self.workdir or Path(), 'attend', text)
+            head_grid.draw(folder, maps, {kind: (pieces, pieces) for kind in maps}, layer, head)
+
+
+def _init(model: LanguageModel):
+    return lambda rng: model.init(rng, jnp.zeros((1, 2), jnp.int32))['params']
+
+
+def _arrays(batch: Rows, documents: bool) -> dict[str, np.ndarray]:
+    """What the model reads; segments only if a row may have several, because they cost a mask."""
+    arrays = {'tokens': batch.tokens, 'labels': batch.labels}
+    return arrays | {'segments': batch.segment_ids} if documents else arrays

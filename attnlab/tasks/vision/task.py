@@ -1,0 +1,173 @@
+"""The task of image classification."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab import files
+from attnlab.configs import RunConfig, VisionConfig, VitConfig
+from attnlab.data.images import Images
+from attnlab.kernels import axes
+from attnlab.kernels.losses import Sums, cross_entropy
+from attnlab.kernels.patches import resized_grid
+from attnlab.tasks import blocks, head_grid
+from attnlab.tasks.checks import check_init
+from attnlab.tasks.task import Outline, Params
+from attnlab.tasks.vision import corpus, models, pictures, scores
+
+EVALUATION_IMAGES = 250
+"""About the number of images of a batch in evaluation."""
+
+NO_LABEL = -1
+"""The label of an empty row."""
+
+
+@dataclass(eq=False)
+class VisionTask:
+    """Images that a model classifies."""
+
+    Config: ClassVar[type[RunConfig]] = VisionConfig
+    best: ClassVar[tuple[str, Literal['max', 'min']]] = ('accuracy', 'max')
+    default_split: ClassVar[str] = 'test'
+
+    config: VisionConfig
+    workdir: Path | None = None
+
+    def check(self) -> None:
+        corpus.check(self.config.data)
+        self._check_model()
+
+    def _check_model(self) -> None:
+        check_init(self.config.model, self.model.init)
+
+    def outline(self, layers: int | None, active: bool) -> Outline:
+        """One image."""
+        self._check_model()
+        config, data = self.config.model, self.config.data
+        if isinstance(config, VitConfig):
+            config = blocks.outlined(config, layers, active)
+        classes, C = corpus.classes(data), corpus.shape(data)[-1]
+        model = models.build(config, classes, C)
+        H, W = model.image
+        tokens = model.prefix + model.grid[0] * model.grid[1]
+        what = f'{H} x {W} pixels' + (f', {tokens} tokens' if isinstance(config, VitConfig) else '')
+        return Outline(
+            f'{what}, {classes} classes', tokens, jax.eval_shape(model.init, jax.random.key(0)),
+            (jax.ShapeDtypeStruct((1, H, W, C), jnp.float32),),
+            lambda params, images: model.forward(params, images, None)[0],
+        )  # fmt: skip
+
+    # Data
+
+    @cached_property
+    def _splits(self) -> tuple[Images, Images]:
+        """The training and validation splits."""
+        return corpus.read_training(self.config.data, self.config.seed)
+
+    @cached_property
+    def scale(self) -> corpus.Scale:
+        return corpus.scale_of(self._splits[0]) if self.workdir is None else corpus.load(self.workdir)
+
+    @property
+    def examples(self) -> int:
+        return len(self._splits[0].labels)
+
+    @cached_property
+    def _draw(self):
+        config = self.config
+        return corpus.batch_of(config.data, self._splits[0], config.train.batch_size, config.seed)
+
+    def batch(self, step: int, rows: slice = slice(None)) -> dict[str, np.ndarray]:
+        return self._draw(step, rows)
+
+    def save(self, workdir: Path) -> None:
+        corpus.save(self.scale, workdir)
+
+    # Model
+
+    @cached_property
+    def model(self) -> models.Model:
+        data = self.config.data
+        return models.build(self.config.model, corpus.classes(data), corpus.shape(data)[-1])
+
+    def init(self, rng: jax.Array) -> Params:
+        return self.model.init(rng)
+
+    def loss(self, params: Params, batch: Any, rng: jax.Array) -> Sums:
+        images = models.prepared(batch['images'], self.scale, self.model.image)
+        logits, aux = self.model.forward(params, images, rng)
+        first, second = (
+            cross_entropy(logits, batch[name], self.config.train.label_smoothing, NO_LABEL, share)
+            for name, share in (('first', batch['share']), ('second', 1 - batch['share']))
+        )
+        right = jnp.sum((jnp.argmax(logits, axis=-1) == batch['first']) & (batch['first'] != NO_LABEL))
+        extras = {'nll': first.extras['nll'] + second.extras['nll'], 'accuracy': right}
+        sums = Sums(first.total + second.total, first.weight + second.weight, extras)
+        return blocks.with_expert_losses(self.config.model, sums, aux)
+
+    def adapted(self, source: 'VisionTask', params: Params) -> Params:
+        """Learned positions are interpolated to this model's grid; a head for other classes starts anew."""
+        model, before = self.model, source.model
+        params = dict(params)
+        if 'positions' in params and model.grid != before.grid:
+            front = 0 if before.reader is None else 1
+            table = resized_grid(params['positions']['table'], before.grid, model.grid, front)
+            params['positions'] = {'table': table}
+        if corpus.classes(self.config.data) != corpus.classes(source.config.data):
+            params['head'] = jax.jit(model.init)(jax.random.key(self.config.seed))['head']
+        return params
+
+    # Scores
+
+    @cached_property
+    def _softmax(self):
+        """(params, pixels [B, H, W, C]) -> probabilities [B, classes]."""
+
+        @jax.jit
+        def softmax(params: Params, pixels: jax.Array) -> jax.Array:
+            images = models.prepared(axes.spread(pixels), self.scale, self.model.image)
+            return axes.whole(jax.nn.softmax(self.model.forward(params, images, None)[0], axis=-1))
+
+        return softmax
+
+    def probabilities(self, params: Params, images: Images) -> np.ndarray:
+        """The probability of each class [n, classes] float64, every image once."""
+        B = axes.at_once(EVALUATION_IMAGES, len(images.labels))
+        batches = [self._softmax(params, pixels) for pixels, _ in corpus.in_order(images, B)]
+        return np.concatenate([np.asarray(x, np.float64) for x in batches])[: len(images.labels)]
+
+    def validate(self, params: Params) -> dict[str, float]:
+        valid = self._splits[1]
+        return scores.scores(self.probabilities(params, valid), valid.labels)
+
+    def evaluate(self, params: Params, split: str) -> dict[str, Any]:
+        """All scores; writes the confusion matrix and probabilities of the split, and pictures of the model."""
+        images = corpus.read(self.config.data, split, self.config.seed)
+        found = self.probabilities(params, images)
+        if self.workdir is not None:
+            with files.optional(self.workdir):
+                folder = self.workdir / 'samples'
+                folder.mkdir(exist_ok=True)
+                table, rounded = scores.confusion(found, images.labels), found.astype(np.float32)
+                np.savez_compressed(
+                    folder / f'{split}.npz', probabilities=rounded, labels=images.labels, confusion=table
+                )
+                folder = self.workdir / 'figures' / f'eval-{split}'
+                pictures.evaluated(folder, self.model, params, self.scale, images, found)
+        return {'split': split, 'images': len(images.labels), **scores.scores(found, images.labels)}
+
+    # Use
+
+    def attend(self, params: Params, texts: Sequence[str], layer: int | None, head: int | None) -> None:
+        """Draw the attention of every layer and head over images: numbers of the test split, from 0, or files."""
+        for text, image in zip(texts, pictures.chosen(self.config.data, self.config.seed, texts), strict=True):
+            found = pictures.attention(self.model, params, self.scale, image[None])
+            maps = {kind: weights[0] for kind, weights in found.items()}
+            folder = head_grid.figure_path(self.workdir or Path(), 'attend', text)
+            pictures.draw_attention(folder, image, maps, self.model, layer, head)

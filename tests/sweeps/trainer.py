@@ -1,0 +1,40 @@
+"""A training of no time."""
+
+import json
+import math
+
+EVALUATIONS = 8
+
+
+class Trainer:
+    """Stands for `run.train`: eight evaluations, the better the nearer the rate is to 0.01.
+
+    otherwise: what the start of a number does first.
+    """
+
+    def __init__(self):
+        self.ran, self.steps, self.otherwise = [], 0, {}
+
+    def __call__(self, config, workdir, watch):
+        rate, seed = config.optimizer.learning_rate, config.seed
+        self.ran.append((seed, rate))
+        if act := self.otherwise.get(len(self.ran) - 1):
+            act()
+        file = workdir / 'metrics.jsonl'
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text('')
+        for step in range(1, EVALUATIONS + 1):
+            self.steps += 1
+            score = 100 - 20 * abs(math.log10(rate) + 2) - 10 / step
+            with file.open('a') as out:
+                out.write(json.dumps({'step': step, 'split': 'valid', 'bleu': score}) + '\n')
+            if step < EVALUATIONS:
+                watch(step, {'bleu': score})
+        return {'best_bleu': score, 'best_step': EVALUATIONS}
+
+
+def fails(error):
+    def act():
+        raise error
+
+    return act

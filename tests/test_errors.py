@@ -1,0 +1,13 @@
+import math
+import pickle
+
+import pytest
+
+from attnlab.errors import Diverged, RunError
+
+
+def test_a_diverged_run_carries_its_step_and_value():
+    with pytest.raises(RunError, match=r'^step 7: the loss is nan; try a lower rate$') as caught:
+        raise Diverged(7, 'loss', math.nan, 'try a lower rate')
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.step, again.name, str(again)) == (7, 'loss', str(caught.value)) and math.isnan(again.value)
