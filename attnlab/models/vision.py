@@ -1,4 +1,4 @@
-"""The Vision Transformer: an image as a set of vectors."""
+"""The Vision Transformer."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -42,14 +42,19 @@ class VisionTransformer(nn.Module):
 
     @property
     def prefix(self) -> int:
-        """The tokens in front of those of the image: registers, then the class."""
+        """Number of tokens in front of those of the image: registers, then the class."""
         return self.config.registers + (self.config.pool == 'class')
+
+    @property
+    def reader(self) -> int | None:
+        """The token that the classes are read off; None: all of the image."""
+        return self.prefix - 1 if self.config.pool == 'class' else None
 
     @nn.compact
     def __call__(
         self, images: Float[Array, 'B H W C'], deterministic: bool = True
     ) -> tuple[Float[Array, 'B classes'], dict[str, Array]]:
-        """Logits [B, classes], float32 or wider, of images [B, H, W, C], and what the experts of each layer say [L].
+        """Logits [B, classes], float32 or wider, of images [B, H, W, C], and `aux` of the experts of each layer [L].
 
         Raises:
           ValueError: for images of another size, and patches that do not divide them.
@@ -59,10 +64,10 @@ class VisionTransformer(nn.Module):
             raise ValueError(f'images have height and width {images.shape[1:3]}; expected {config.image}')
         x = self._placed(self._tokens(images))
         x = nn.Dropout(config.dropout)(x, deterministic=deterministic)
-        x, said = Stack(config, self.encoding, name='stack')(x, Visibility(), None, deterministic)
+        x, aux = Stack(config, self.encoding, name='stack')(x, Visibility(), None, deterministic)
         start = nn.initializers.normal(config.init or 0.02)
         logits = nn.Dense(self.classes, dtype=dtype_of(config), kernel_init=start, name='head')(self._pooled(x))
-        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), said
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), aux
 
     def _tokens(self, images: Array) -> Array:
         config, dtype = self.config, dtype_of(self.config)

@@ -247,9 +247,8 @@ def test_attention_pooling_of_equal_scores_is_the_mean():
 def test_the_residual_network():
     made, images = ResNet(CLASSES, ResNetConfig(width=8, blocks=2)), pictures(shape=(16, 16))
     params = quick(made.init)(jax.random.key(0), images)['params']
-    apply = quick(made.apply)
-    alone = apply({'params': params}, images[:1])
-    np.testing.assert_allclose(apply({'params': params}, images)[:1], alone, atol=1e-5)  # neighbours say nothing
+    alone = logits(made, params, images[:1])
+    np.testing.assert_allclose(logits(made, params, images)[:1], alone, atol=1e-5)  # neighbours say nothing
     convolutions = [name for name in params if 'norm' not in name and name not in ('head', 'stage_1_block_0_shortcut',
                     'stage_2_block_0_shortcut')]  # fmt: skip
     assert len(convolutions) == 1 + 3 * 2 * 2

@@ -132,10 +132,10 @@ def test_greedy_decoding_says_what_torch_says():
 def test_a_block_is_the_encoder_layer_of_torch(order, act):
     torch = pytest.importorskip('torch')
     block = Block(dataclasses.replace(CONFIG, order=order, mlp=act), NoPositions())
-    rules = padding(keys=jnp.asarray(LENGTHS))
+    mask = padding(keys=jnp.asarray(LENGTHS))
     x, slope = np.random.default_rng(2).standard_normal((2, B, T, D)).astype(np.float32)
     real = np.arange(T) < LENGTHS[:, None]
-    rest = dict(rules=rules, real=None, deterministic=True)
+    rest = dict(mask=mask, token_mask=None, deterministic=True)
     params = drawn(partial(block.init, **rest), x)
 
     @jax.jit
