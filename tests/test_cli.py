@@ -61,12 +61,11 @@ def calls(monkeypatch):
     import attnlab.tasks
     import attnlab.train
 
-    run = types.SimpleNamespace(config='the config', workdir=Path('runs/one'), params='the parameters')
-    trained, scored = {'step': 9, 'bleu': 12.5}, ('valid', SCORES)
-    stub('attnlab.train.run', train=trained, evaluate=scored, config='the config', load=run)
-    stub('attnlab.report.page', run_page='runs/one/report.html')
     task = types.SimpleNamespace(**{name: recorder(name, None) for name in ('translate', 'generate', 'attend')})
-    monkeypatch.setattr('attnlab.tasks.module', lambda config: task)
+    run = types.SimpleNamespace(task=task, params='the parameters')
+    trained, scored = {'step': 9, 'bleu': 12.5}, ('valid', SCORES)
+    stub('attnlab.train.run', train=trained, evaluate=scored, load=run)
+    stub('attnlab.report.page', run_page='runs/one/report.html')
     stub('attnlab.train.count', count=('4 tokens', []), table='the table')
     stub('attnlab.data.alignments', aer=Scores(0.125, 0.5, 1.0))
     stub('attnlab.bench', __path__=[])
@@ -264,10 +263,9 @@ def test_a_run_must_exist(capsys, calls, command):
 def test_translate(calls):
     assert cli.main(['translate', 'A cat.', '--workdir=runs/one', "- 'Un' chat", '--joined', '-5 degrees.']) == 0
     assert cli.main(['translate', '--workdir=runs/one', 'A cat.']) == 0
-    given, plain = ('the config', Path('runs/one'), 'the parameters'), {'layer': None, 'shifted': False}
     assert [call for call in calls if call[0] == 'translate'] == [
-        ('translate', (*given, ['A cat.', "- 'Un' chat", '-5 degrees.']), {'joined': True, **plain}),
-        ('translate', (*given, ['A cat.']), {'joined': False, **plain}),
+        ('translate', ('the parameters', ['A cat.', "- 'Un' chat", '-5 degrees.'], True, None, False), {}),
+        ('translate', ('the parameters', ['A cat.'], False, None, False), {}),
     ]
 
 
@@ -280,7 +278,7 @@ def pipe(monkeypatch, data: bytes, terminal: bool = False) -> None:
 def test_sentences_from_a_pipe(monkeypatch, calls):
     pipe(monkeypatch, '\ufeffA café.\r\nTwo\u2028lines.\nLast\n'.encode())
     assert cli.main(['translate', '--workdir=runs/one']) == 0
-    assert calls[-1][1][3] == ['A café.', 'Two\u2028lines.', 'Last']
+    assert calls[-1][1][1] == ['A café.', 'Two\u2028lines.', 'Last']
 
 
 @pytest.mark.parametrize(('data', 'message'), [
@@ -309,16 +307,15 @@ def test_translate_refuses(monkeypatch, capsys, calls):
 
 # generate, attend, count
 
-GIVEN = ('the config', Path('runs/one'), 'the parameters')
-
 
 def test_generate(calls):
     assert cli.main(['generate', '--workdir=runs/one']) == 0
     numbers = ['--tokens=5', '--samples', '2', '--seed=-3', '--temperature=.5', '--top_k=4', '--top_p', '0.9']
     assert cli.main(['generate', '--workdir=runs/one', '--prompt=- a=b ', *numbers]) == 0
     assert [call for call in calls if call[0] == 'generate'] == [
-        ('generate', (*GIVEN, ''), {}),  # what is not given is the task's to choose
-        ('generate', (*GIVEN, '- a=b '), dict(tokens=5, samples=2, seed=-3, temperature=0.5, top_k=4, top_p=0.9)),
+        ('generate', ('the parameters', ''), {}),  # what is not given is the task's to choose
+        ('generate', ('the parameters', '- a=b '),
+         dict(tokens=5, samples=2, seed=-3, temperature=0.5, top_k=4, top_p=0.9)),
     ]
 
 
@@ -343,8 +340,8 @@ def test_attend(calls):
     assert cli.main(['attend', 'A cat.', '--workdir=runs/one']) == 0
     assert cli.main(['attend', '--workdir=runs/one', '--layer=2', '--head', '1', 'A cat.', '-1 dogs.']) == 0
     assert [call for call in calls if call[0] == 'attend'] == [
-        ('attend', (*GIVEN, ['A cat.']), dict(layer=None, head=None)),
-        ('attend', (*GIVEN, ['A cat.', '-1 dogs.']), dict(layer=2, head=1)),
+        ('attend', ('the parameters', ['A cat.'], None, None), {}),
+        ('attend', ('the parameters', ['A cat.', '-1 dogs.'], 2, 1), {}),
     ]
 
 
@@ -381,8 +378,8 @@ def test_count_refuses(capsys, calls, argv, message):
 
 
 def test_a_task_that_cannot_is_named(capsys, monkeypatch):
-    monkeypatch.setattr('attnlab.tasks.module', lambda config: types.SimpleNamespace())
-    monkeypatch.setattr('attnlab.train.run.config', lambda workdir: types.SimpleNamespace(task='sort'))
+    task = types.SimpleNamespace(config=types.SimpleNamespace(task='sort'))
+    monkeypatch.setattr('attnlab.train.run.load', lambda workdir: types.SimpleNamespace(task=task, params=None))
     for command, argv in (('translate', ['x']), ('generate', []), ('attend', ['x'])):
         assert refused(capsys, command, '--workdir=runs/one', *argv) == f"a run of task 'sort' does not {command}"
 

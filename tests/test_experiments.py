@@ -12,7 +12,7 @@ from attnlab.data.images import CLASSES, LAYOUTS
 from attnlab.sweeps import points
 from attnlab.train import run
 from tests.experiments import EXPERIMENTS, leaves
-from tests.tasks.conftest import TINY
+from tests.tiny import TINY
 
 TRAIN = {key: value for key, value in TINY.items() if key.startswith('train.')} | {'train.duration': '2 steps'}
 RECURRENT = {key: value for key, value in TINY.items() if key.startswith('model.')}

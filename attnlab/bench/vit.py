@@ -10,8 +10,7 @@ import numpy as np
 
 from attnlab.bench import peers, steps
 from attnlab.bench.timing import interleave
-from attnlab.configs import VitConfig
-from attnlab.data.augment import Augment
+from attnlab.configs import Cifar10Data, VitConfig
 from attnlab.data.images import SIDE, Images
 from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.models.vision import VisionTransformer
@@ -123,9 +122,9 @@ BATCHES = 20
 """Made in a row to be timed once."""
 
 INPUTS = {
-    'crop, flip': Augment(crop=4, flip=True),
-    'and trivial': Augment(crop=4, flip=True, policy='trivial'),
-    'and rand, erase, mix': Augment(crop=4, flip=True, policy='rand', erase=0.25, mixup=0.8, cutmix=1.0),
+    'crop, flip': Cifar10Data(crop=4, flip=True),
+    'and trivial': Cifar10Data(crop=4, flip=True, policy='trivial'),
+    'and rand, erase, mix': Cifar10Data(crop=4, flip=True, policy='rand', strength=0.9, erase=0.25, mixup=0.8, cutmix=1.0),
 }
 
 
@@ -135,7 +134,7 @@ def inputs(B: int, rounds: int, seconds: float) -> str:
     pixels = random.integers(0, 256, (50_000, SIDE, SIDE, 3), np.uint8)
     whole = Images(pixels, random.integers(0, 10, len(pixels), np.int32), tuple('0123456789'))
 
-    def maker(changes: Augment) -> Callable[[], None]:
+    def maker(changes: Cifar10Data) -> Callable[[], None]:
         batch, turns = corpus.batch_of(changes, whole, B, seed=0), count()
 
         def make() -> None:

@@ -9,20 +9,19 @@ from attnlab import environment
 from attnlab.errors import UserError
 from attnlab.tasks.task import Outlined, Task
 from attnlab.train import cost
-from attnlab.train.setup import assemble
+from attnlab.train.setup import Setup
 
 
-def check(task: Task) -> None:
+def check(task: Task, setup: Setup) -> None:
     """Raise UserError for a state or a batch that is larger than the memory for it.
 
     The state is the parameters, the optimizer's state and one gradient.  Activations come on top: a config that passes
     may still not fit.  Without this check XLA ends the process, or waits for memory without an end.
     """
-    setup = assemble(task.config, task.examples)
     layout = setup.layout
     # Not a batch itself: its order alone may be larger than the memory.
-    row = task.outline(1, False).batch if isinstance(task, Outlined) else ()
-    batch = cost.tree_bytes(row) * setup.config.train.batch_size
+    rows = task.outline(1, False).batch if isinstance(task, Outlined) else ()
+    batch = cost.tree_bytes(rows) * setup.config.train.batch_size
     shapes = layout.stored(jax.eval_shape(partial(setup.initial, task.init), np.uint32(0)))
     state = cost.device_bytes(shapes) + cost.device_bytes(shapes.params)
     device = jax.local_devices()[0]

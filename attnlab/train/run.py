@@ -91,12 +91,14 @@ def _prepare(config: RunConfig | ConfigDict, workdir: Path, profile: tuple[int, 
     params = None
     if saved.steps:
         if saved.config is not None:
-            configs.check_same(configs.config_dict(task.config), configs.config_dict(task_in(workdir).config))
+            before = task_in(workdir).config
+            configs.check_same(configs.config_dict(task.config), configs.config_dict(before))
         task = tasks.task_of(task.config, workdir)
     elif task.config.start:
         params = _params_of_start(task)
-    memory.check(task)  # after reading the data, for `examples`
-    if profile is not None and profile[1] > (total := assemble(task.config, task.examples).durations.total):
+    setup = assemble(task.config, task.examples)
+    memory.check(task, setup)
+    if profile is not None and profile[1] > (total := setup.durations.total):
         raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
     return _Start(saved, task, params)
 

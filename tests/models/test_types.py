@@ -14,14 +14,8 @@ import pytest
 
 import attnlab.layers
 import attnlab.models
-from attnlab.configs import (
-    LanguageModelConfig,
-    OptimizerConfig,
-    RecurrentConfig,
-    ResNetConfig,
-    TranslatorConfig,
-    VitConfig,
-)
+from attnlab.configs import LanguageModelConfig, RecurrentConfig, ResNetConfig, TranslatorConfig, VitConfig
+from attnlab.configs.run import OptimizerConfig
 from attnlab.decode.cache import start, stepper
 from attnlab.decode.sampling import sample
 from attnlab.kernels.losses import Sums
@@ -32,7 +26,7 @@ from attnlab.models.transformer import TransformerSeq2Seq
 from attnlab.models.vision import VisionTransformer
 from attnlab.train import optimizer, run
 from attnlab.train.step import Hyperparameters, initial_state, make_update
-from tests.tasks.conftest import tiny_language
+from tests.tiny import tiny_language
 
 TOKENS, IMAGES = jnp.ones((2, 3), jnp.int32), jnp.ones((2, 8, 8, 3), jnp.float32)
 

@@ -11,7 +11,7 @@ from tests.sweeps.experiments import EXPERIMENT, LANGUAGE
 @pytest.fixture
 def experiment(tmp_path):
     """Writes an experiment file with these functions behind its config, and returns its path."""
-    from tests.tasks.conftest import TINY
+    from tests.tiny import TINY
 
     def write(functions):
         path = tmp_path / 'experiment.py'
@@ -24,7 +24,7 @@ def experiment(tmp_path):
 @pytest.fixture
 def trainable(tmp_path):
     """As `experiment`, of what is quickly trained."""
-    from tests.tasks.conftest import LINES, STEPS, TRANSFORMER
+    from tests.tiny import LINES, STEPS, TRANSFORMER
 
     def write(functions):
         (tmp_path / 'input.txt').write_text('\n'.join(LINES) + '\n')

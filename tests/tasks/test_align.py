@@ -12,16 +12,17 @@ import pytest
 import sacrebleu
 
 from attnlab import cli, configs
+from attnlab.configs import GrammarPairs
 from attnlab.data import vocabulary
 from attnlab.data.alignments import alignment_error_rate, read_links
 from attnlab.data.text import normalise, tokenise
 from attnlab.data.vocabulary import BOS, EOS
 from attnlab.errors import UserError
-from attnlab.tasks import align, heatmap
+from attnlab.tasks import heatmap, task_of
 from attnlab.tasks.align import alignment, corpus, pictures, scores, translator
 from attnlab.train import metrics, run
 from tests.quick import QUICK
-from tests.tasks.conftest import tiny_config
+from tests.tiny import tiny_config
 
 SENTENCES = [
     'the black cat sleeps.', 'she does not see him.', "the teacher's small white house is new.", 'Marie sings.',
@@ -34,8 +35,7 @@ def test_decoder_inputs_are_the_labels_one_late():
 
 
 def test_batches_hold_every_sentence_with_its_end(tmp_path):
-    config = tiny_config()
-    task = align.build(config, tmp_path)
+    task = task_of(tiny_config())
     seen = []
     for step in range(8):
         batch = task.batch(step)
@@ -45,30 +45,20 @@ def test_batches_hold_every_sentence_with_its_end(tmp_path):
         seen += [tuple(row[row > 0]) for row in batch['target'] if row.any()]
     assert len(seen) == 128 and all(row[-1] == EOS and row.count(EOS) == 1 for row in seen)
     task.save(tmp_path)
-    target = corpus.vocabularies(config.data, tmp_path)[1]
-    texts = sorted(target.decode(row) for row in seen)
-    assert texts == sorted(corpus.read(config.data, 'train', config.seed).target)
+    assert corpus.load_vocabularies(tmp_path) == task.vocabularies == task_of(tiny_config(), tmp_path).vocabularies
+    texts = sorted(task.vocabularies[1].decode(row) for row in seen)
+    assert texts == sorted(corpus.read(task.config.data, 'train', task.config.seed).target)
 
 
-def test_a_kill_between_the_two_vocabularies_is_made_good(tmp_path):
-    config = tiny_config()
-    train = corpus.read(config.data, 'train', 0)
-    both = corpus.vocabularies(config.data, tmp_path, train)
-    corpus.save(both, tmp_path)
-    (tmp_path / 'vocabulary/target.txt').unlink()
-    assert corpus.vocabularies(config.data, tmp_path, train) == both
-
-
-def test_long_sentences_are_cut_before_their_end_and_counted(tmp_path, caplog):
-    config = tiny_config()
-    vocabulary = corpus.vocabularies(config.data, tmp_path, corpus.read(config.data, 'train', 0))[0]
+def test_long_sentences_are_cut_before_their_end_and_counted(caplog):
+    vocabulary = task_of(tiny_config()).vocabularies[0]
     long, short = corpus.encode(['the cat sees the dog and the cat sees the dog.', 'the cat sleeps.'], vocabulary, 6)
     assert len(long) == 6 and long[-1] == EOS and short[-1] == EOS and len(short) == 5
     assert '1 of 2 en sentences are cut to 6 tokens' in caplog.text
 
 
-def test_the_loss_of_a_batch_does_not_know_its_width(tmp_path):
-    task = align.build(tiny_config(model__dropout='0.0', train__label_smoothing='0.1'), tmp_path)
+def test_the_loss_of_a_batch_does_not_know_its_width():
+    task = task_of(tiny_config(model__dropout='0.0', train__label_smoothing='0.1'))
     params = task.init(jax.random.key(0))
     batch = task.batch(0)
     wide = {name: np.pad(x, ((0, 3), (0, 7))) for name, x in batch.items()}
@@ -79,8 +69,8 @@ def test_the_loss_of_a_batch_does_not_know_its_width(tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), grads, grads_wide)
 
 
-def first_loss(config, workdir):
-    task = align.build(config, workdir)
+def first_loss(config):
+    task = task_of(config)
     sums = jax.jit(task.loss, compiler_options=QUICK)(task.init(jax.random.key(0)), task.batch(0), jax.random.key(1))
     return float(sums.total / sums.weight)
 
@@ -94,17 +84,16 @@ def first_loss(config, workdir):
     ],
     ids=lambda change: '-'.join(change),
 )  # fmt: skip
-def test_every_switch_of_the_model_changes_the_first_loss(tmp_path, change):
-    assert first_loss(tiny_config(**change), tmp_path / 'a') != first_loss(tiny_config(), tmp_path / 'b')
+def test_every_switch_of_the_model_changes_the_first_loss(change):
+    assert first_loss(tiny_config(**change)) != first_loss(tiny_config())
 
 
 def test_translations_do_not_depend_on_batch_mates_or_order(tiny):
-    loaded = run.load(tiny)
-    use, vocabularies = align.in_use(loaded.config, tiny)
-    encoded = corpus.encode(SENTENCES, vocabularies[0])
-    together = translator.translate(use, loaded.params, encoded, 16)
-    turned = translator.translate(use, loaded.params, encoded[::-1], 16)[::-1]
-    alone = [translator.translate(use, loaded.params, [ids], 1)[0] for ids in encoded]
+    task, params, _ = run.load(tiny)
+    encoded = corpus.encode(SENTENCES, task.vocabularies[0])
+    together = task.translator.translate(params, encoded, 16)
+    turned = task.translator.translate(params, encoded[::-1], 16)[::-1]
+    alone = [task.translator.translate(params, [ids], 1)[0] for ids in encoded]
     for one, other, third in zip(together, turned, alone, strict=True):
         assert one.target == other.target == third.target
         np.testing.assert_array_equal(one.weights, other.weights)
@@ -112,10 +101,9 @@ def test_translations_do_not_depend_on_batch_mates_or_order(tiny):
 
 
 def test_a_source_beyond_all_widths_is_translated_whole(tiny):
-    loaded = run.load(tiny)
-    use, vocabularies = align.in_use(loaded.config, tiny)
-    (ids,) = corpus.encode([' '.join(['cat'] * 50)], vocabularies[0])
-    assert translator.translate(use, loaded.params, [ids])[0].weights.shape[1] == 51
+    task, params, _ = run.load(tiny)
+    (ids,) = corpus.encode([' '.join(['cat'] * 50)], task.vocabularies[0])
+    assert task.translator.translate(params, [ids])[0].weights.shape[1] == 51
 
 
 def test_scores_are_of_the_whole_split_and_come_out_again(tiny):
@@ -125,7 +113,7 @@ def test_scores_are_of_the_whole_split_and_come_out_again(tiny):
     assert scores['perplexity'] == pytest.approx(math.exp(scores['loss']))
     assert {'aer_emit', 'aer_shifted', 'inversion_emit', 'inversion_shifted', 'exact_match'} <= scores.keys()
     assert 'tok:13a' in scores['bleu_signature'] and 'version' in scores['chrf_signature']
-    pairs = corpus.read(configs.read(tiny / 'config.json').data, 'test', 0)
+    pairs = corpus.read(run.task_in(tiny).config.data, 'test', 0)
     found = read_links(tiny / 'samples' / 'test.links')
     assert alignment_error_rate([found[i + 1] for i in range(24)], pairs.links).aer == scores['aer_emit']
     valid = [record for record in metrics.read(tiny) if record['split'] == 'valid']
@@ -169,7 +157,7 @@ def test_translate_prints_french_and_leaves_picture_and_array(tiny, capsys):
 
 
 def test_words_that_the_model_does_not_know_are_marked_and_named(tiny, capsys, caplog):
-    known = corpus.vocabularies(run.config(tiny).data, tiny)[0].tokens
+    known = corpus.load_vocabularies(tiny)[0].tokens
     assert {'the', 'cat', '.'} < set(known) and not {'le', 'café'} & set(known)
     assert cli.main(['translate', f'--workdir={tiny}', 'le café the cat.', 'le cat.']) == 0
     screen = capsys.readouterr().err
@@ -203,11 +191,7 @@ def test_the_words_of_a_cut_sentence_stand_at_its_ids(kind):
 
 
 def test_sentences_of_a_split_are_cut_where_those_of_a_user_are_refused():
-    data = tiny_config().data
-    assert corpus.longest(data) == 512
-    with data.unlocked():
-        data.widths = (12, 700)
-    assert corpus.longest(data) == 700
+    assert [corpus.max_length(GrammarPairs(widths=(12, last))) for last in (20, 700)] == [512, 700]
 
 
 @pytest.mark.slow
@@ -293,7 +277,7 @@ def test_words_of_sub_words_add_up():
 
 @pytest.mark.slow
 def test_files_of_ones_own(tmp_path, capsys):
-    pairs = corpus.read(tiny_config().data, 'train', 0)
+    pairs = corpus.read(GrammarPairs(train_examples=128), 'train', 0)
     for split in ('train', 'valid', 'test'):
         (tmp_path / f'{split}.en').write_text('\n'.join(pairs.source[:40]) + '\n')
         (tmp_path / f'{split}.fr').write_text('\n'.join(pairs.target[:40]) + '\n')
@@ -312,8 +296,8 @@ def test_files_of_ones_own(tmp_path, capsys):
 
 def test_multi30k_of_a_given_folder(shared):
     folder = shared('multi30k')
-    config = configs.load('experiments/align/multi30k_gru.py', [('data.folder', str(folder))])
-    sizes = {split: len(corpus.read(config.data, split, 0).source) for split in corpus.splits(config.data)}
+    data = task_of(configs.load('experiments/align/multi30k_gru.py', [('data.folder', str(folder))])).config.data
+    sizes = {split: len(corpus.read(data, split, 0).source) for split in corpus.splits(data)}
     assert sizes == {'train': 29_000, 'valid': 1_014, 'test': 1_000, 'test_2017': 1_000}
 
 

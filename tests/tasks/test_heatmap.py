@@ -4,7 +4,6 @@ import io
 import itertools
 import subprocess
 import sys
-import types
 
 import matplotlib
 import numpy as np
@@ -17,7 +16,6 @@ from PIL import Image
 from attnlab.data.alignments import Links
 from attnlab.tasks import heatmap
 from attnlab.tasks.align import pictures
-from attnlab.tasks.align.translator import Translation
 
 SOURCE = ['The', 'café', 'has', 'closed', '</s>']
 OUTPUT = ['le', 'café', 'fermé', '</s>']
@@ -270,7 +268,5 @@ def test_a_translation_on_a_terminal_has_colours_unless_they_are_not_wanted(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr('sys.stdout.isatty', lambda: True)
     weights = np.eye(2, dtype=np.float32)
-    monkeypatch.setattr(pictures, 'labelled', lambda *args: (weights, ['un', 'chat'], ['a', 'cat']))
-    vocabulary = types.SimpleNamespace(decode=lambda ids: 'Un chat')
-    pictures.show(tmp_path, 'A cat', [5, 6], Translation([5, 6], weights), (vocabulary, vocabulary), False, 0)
+    pictures.show(tmp_path, 'A cat', weights, ['un', 'chat'], ['a', 'cat'], 'Un chat')
     assert ('\x1b[' in capsys.readouterr().out) == colours

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from attnlab import cli
+from attnlab.configs import ShakespeareData
 from attnlab.data.rows import IGNORE
 from attnlab.errors import UserError
-from attnlab.tasks import language
+from attnlab.tasks import task_of
 from attnlab.tasks.language import corpus
+from attnlab.tasks.language.task import LanguageTask
 from attnlab.train import metrics, run
 from tests.quick import QUICK
-from tests.tasks.conftest import LINES, T, drawn, text_of, tiny_language
+from tests.tiny import LINES, T, drawn, text_of, tiny_language
 from tests.train.helpers import newest_of
 
 TEXT = '\n'.join(LINES) + '\n'
@@ -27,9 +29,9 @@ TEXT = '\n'.join(LINES) + '\n'
 
 
 def test_labels_are_the_tokens_one_later(tmp_path):
-    task = language.build(tiny_language(tmp_path), tmp_path)
+    task = task_of(tiny_language(tmp_path))
     task.save(tmp_path)
-    vocabulary = corpus.vocabulary(None, tmp_path)
+    vocabulary = corpus.load_vocabulary(tmp_path)
     batch = task.batch(0)
     assert {name: each.shape for name, each in batch.items()} == {'tokens': (4, T), 'labels': (4, T)}
     np.testing.assert_array_equal(batch['tokens'][:, 1:], batch['labels'][:, :-1])
@@ -38,32 +40,32 @@ def test_labels_are_the_tokens_one_later(tmp_path):
 
 
 def test_a_text_is_cut_as_nanogpt_cuts_it(tmp_path, shared):
-    data = tiny_language(tmp_path).data
+    data = task_of(tiny_language(tmp_path)).config.data
     at = int(len(TEXT) * 0.9)
     assert [corpus.read(data, split, 0)[0].text for split in ('train', 'valid')] == [TEXT[:at], TEXT[at:]]
-    data = tiny_language(tmp_path, data__folder=shared('tinyshakespeare')).data
+    data = ShakespeareData(folder=str(shared('tinyshakespeare')))
     lengths = [len(corpus.read(data, split, 0)[0].text) for split in ('train', 'valid')]
     assert lengths == [1_003_854, 111_540]  # which its prepare.py prints
 
 
 @pytest.mark.parametrize('documents', ['', 'lines'])
 def test_a_part_of_a_batch_is_its_rows(tmp_path, documents):
-    task = language.build(tiny_language(tmp_path, data__documents=documents), tmp_path)
+    task = task_of(tiny_language(tmp_path, data__documents=documents))
     whole, part = task.batch(2), task.batch(2, slice(1, 3))
     assert whole.keys() == part.keys()
     for name, x in part.items():
         np.testing.assert_array_equal(x, whole[name][1:3])
 
 
-def first_loss(config, workdir):
-    task = language.build(config, workdir)
+def first_loss(config):
+    task = task_of(config)
     params = jax.tree_util.tree_map_with_path(drawn, jax.eval_shape(task.init, jax.random.key(0)))
     sums = jax.jit(task.loss, compiler_options=QUICK)(params, task.batch(0), jax.random.key(0))
     return float(sums.total / sums.weight)
 
 
 def test_an_untrained_model_knows_nothing(tmp_path):
-    task = language.build(tiny_language(tmp_path), tmp_path)
+    task = task_of(tiny_language(tmp_path))
     params = jax.jit(task.init, compiler_options=QUICK)(jax.random.key(0))
     sums = jax.jit(task.loss, compiler_options=QUICK)(params, task.batch(0), jax.random.key(0))
     assert float(sums.total / sums.weight) == pytest.approx(math.log(len(set(TEXT))), abs=0.02)
@@ -71,8 +73,7 @@ def test_an_untrained_model_knows_nothing(tmp_path):
 
 def test_parameters_start_as_wide_as_asked(tmp_path):
     def kernels(**changes):
-        config = tiny_language(tmp_path, model__width=64, **changes)
-        init = jax.jit(language._init(language.build_model(config, 9)), compiler_options=QUICK)
+        init = jax.jit(task_of(tiny_language(tmp_path, model__width=64, **changes)).init, compiler_options=QUICK)
         mlp = init(jax.random.key(0))['stack']['block_0']['mlp']
         return [float(np.std(mlp[name]['kernel'])) for name in ('up', 'down')]
 
@@ -111,7 +112,7 @@ def loss_of(tmp_path_factory):
         key = tuple(sorted(changes.items()))
         if key not in found:
             folder = tmp_path_factory.mktemp('changed')
-            found[key] = first_loss(tiny_language(folder, **changes), folder)
+            found[key] = first_loss(tiny_language(folder, **changes))
         return found[key]
 
     return of
@@ -126,18 +127,15 @@ def test_every_field_changes_the_first_loss(loss_of, changes, others):
     assert math.isfinite(found) and abs(found - other) > 1e-5
 
 
-def test_what_only_saves_memory_does_not_but_is_there(loss_of, tmp_path):
+def test_what_only_saves_memory_does_not(loss_of):
     assert loss_of({'model__remat': 'full'}) == pytest.approx(loss_of({}), abs=1e-6)
-    built = language.build_model(tiny_language(tmp_path, model__remat='full', model__scan='true'), 9)
-    assert (built.remat, built.scan) == ('full', True)
 
 
 @pytest.fixture(scope='module')
 def packed(tmp_path_factory):
     """A task of documents with experts, its parameters and jitted loss."""
     folder = tmp_path_factory.mktemp('packed')
-    config = tiny_language(folder, data__documents='lines', model__context=64, model__init=0.3, **EXPERTS)
-    task = language.build(config, folder)
+    task = task_of(tiny_language(folder, data__documents='lines', model__context=64, model__init=0.3, **EXPERTS))
     loss = jax.jit(task.loss, compiler_options=QUICK)
     return task, partial(loss, task.init(jax.random.key(0)), rng=jax.random.key(1))
 
@@ -202,20 +200,15 @@ def test_what_experts_say_is_in_the_metrics(documents):
 
 
 def test_twenty_steps_are_seven_and_thirteen(stream, monkeypatch):
-    config, build, broken = run.config(stream), language.build, stream.parent / 'broken'
+    config, broken, batch = run.task_in(stream).config, stream.parent / 'broken', LanguageTask.batch
 
-    def stopping(config, workdir):
-        task = build(config, workdir)
-
-        def batch(step):
-            if step == 7:
-                raise KeyboardInterrupt
-            return task.batch(step)
-
-        return language.Task(**vars(task) | {'batch': batch})
+    def stopping(task, step, rows=slice(None)):
+        if step == 7:
+            raise KeyboardInterrupt
+        return batch(task, step, rows)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(language, 'build', stopping)
+        patch.setattr(LanguageTask, 'batch', stopping)
         run.train(config, broken)
     assert max(record['step'] for record in metrics.read(broken)) in (6, 7)
     run.train(config, broken)
@@ -240,7 +233,7 @@ def test_a_token_changes_what_comes_behind_it_alone(speaker):
 
 
 def test_evaluation_counts_every_token_once(speaker, stream, monkeypatch):
-    model, params, vocabulary, logits = speaker
+    _, params, vocabulary, logits = speaker
     text = TEXT[int(len(TEXT) * 0.9) :]
     ids, nll = vocabulary.encode(text), []
     for start in range(0, len(ids) - 1, T):
@@ -249,10 +242,9 @@ def test_evaluation_counts_every_token_once(speaker, stream, monkeypatch):
         shares = np.exp(rows) / np.exp(rows).sum(axis=1, keepdims=True)
         nll += [-math.log(shares[i, label]) for i, label in enumerate(labels)]
     assert len(nll) == len(text) - 1
-    config = run.config(stream)
     for tokens in (1, 3 * T, 10_000):
-        monkeypatch.setattr(language, 'EVALUATED', tokens)
-        scores = language.evaluate(config, stream, params, 'valid')
+        monkeypatch.setattr('attnlab.tasks.language.task.EVALUATION_TOKENS', tokens)
+        scores = run.task_in(stream).evaluate(params, 'valid')
         assert scores['tokens'] == len(nll)
         assert scores['loss'] == pytest.approx(np.mean(nll), rel=1e-5)
         assert scores['bits_per_character'] == pytest.approx(sum(nll) / math.log(2) / len(text), rel=1e-5)
@@ -273,8 +265,8 @@ def test_eval_writes_scores_and_page(stream, capsys):
 
 
 def test_every_token_of_a_document_and_its_end_are_scored(documents):
-    loaded = run.load(documents)
-    scores = language.evaluate(loaded.config, documents, loaded.params, 'valid')
+    task, params, _ = run.load(documents)
+    scores = task.evaluate(params, 'valid')
     lines = TEXT[int(len(TEXT) * 0.9) :].strip('\n').split('\n')
     assert scores['tokens'] == sum(len(line) + 1 for line in lines)
     bits = scores['loss'] * scores['tokens'] / math.log(2) / sum(map(len, lines))
@@ -344,5 +336,5 @@ def test_a_context_longer_than_the_text_is_refused_before_rows_of_it_are_made(tm
     config = tiny_language(tmp_path, data__documents=documents, model__context=10**9)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match=r'model.context is 1000000000; expected at most \d+, the tokens of the train'):
-        language.build(config, tmp_path)
+        task_of(config).batch(0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # kilobytes: 1 GiB

@@ -6,7 +6,8 @@ import pytest
 
 from attnlab import cli
 from attnlab.errors import RunError
-from attnlab.tasks import align, language
+from attnlab.tasks.align.translator import Translator
+from attnlab.tasks.language import writer
 from attnlab.train import checkpoint, run
 
 COMMANDS = [
@@ -54,14 +55,12 @@ def test_finite_parameters_whose_logits_are_not_are_refused(refused, name, comma
 @pytest.mark.slow
 def test_beams_and_greedy_decoding_of_a_task_refuse_nan(tiny, speaker):
     """Below the commands, so that an evaluation in the middle of a training does, too."""
-    config = run.config(tiny)
+    task, params, _ = run.load(tiny)
+    spoilt = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     for beams in (1, 3):
-        config.decode.beams = beams
-        use, _ = align.in_use(config, tiny)
-        spoilt = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), run.load(tiny).params)
         with pytest.raises(RunError, match='row 0: the logits of token 0 are NaN or infinite'):
-            align.translator.translate(use, spoilt, [[4, 5, 3]], 1)
+            Translator(task.model, (12,), 1, beams).translate(spoilt, [[4, 5, 3]])
     model, params, vocabulary, _ = speaker
     spoilt = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     with pytest.raises(RunError, match='row 0: the logits of token 0 are NaN or infinite'):
-        language.writer.write(model, spoilt, vocabulary, 'the cat', False, tokens=3)
+        writer.write(model, spoilt, vocabulary, 'the cat', False, tokens=3)

@@ -4,20 +4,20 @@ import jax
 import numpy as np
 import pytest
 
-from attnlab import configs, tasks
+from attnlab import configs
 from attnlab.kernels import axes
-from attnlab.tasks import vision
+from attnlab.tasks import task_of
+from attnlab.tasks.vision.task import VisionTask
 from attnlab.train import devices, metrics, run
-from tests.tasks.conftest import drawn, tiny_config, tiny_language, tiny_transformer
-from tests.tasks.test_vision import SMALL, tiny
+from tests.tiny import drawn, tiny_config, tiny_digits, tiny_language, tiny_transformer
 
 NOISE = dict(model__dropout='0.2', model__attention_dropout='0.2', train__duration='3 steps')
 RUNS = {
     'language': lambda folder, **mesh: tiny_language(
         folder, data__documents='lines', model__experts='2', model__active='1', **NOISE, **mesh
     ),
-    'vision': lambda folder, **mesh: tiny(data__mixup='0.5', model__layer_drop='0.3', **NOISE, **mesh),
-    'pmap': lambda folder, train__mesh: tiny(
+    'vision': lambda folder, **mesh: tiny_digits(data__mixup='0.5', model__layer_drop='0.3', **NOISE, **mesh),
+    'pmap': lambda folder, train__mesh: tiny_digits(
         data__mixup='0.5', train__duration='3 steps', train__mesh=train__mesh,
         train__parallel='jit' if train__mesh == 'data=1' else 'pmap',
     ),
@@ -46,7 +46,7 @@ SCORED = {
     'language': lambda folder: tiny_language(folder),
     'experts': lambda folder: tiny_language(folder, model__experts='2', model__active='2'),
     'documents': lambda folder: tiny_language(folder, data__documents='lines', model__norm='rms', model__scan='true'),
-    'images': lambda folder: tiny(),
+    'images': lambda folder: tiny_digits(),
     'residual': lambda folder: residual(),
     'recurrent': lambda folder: tiny_config(),
     'transformer': lambda folder: tiny_transformer(),
@@ -54,10 +54,10 @@ SCORED = {
 
 
 def residual():
-    """A small residual network on the digits of `tiny`."""
-    config = configs.load(f'{SMALL}:resnet', [('model.width', '8'), ('model.blocks', '1')])
+    """A small residual network on the digits of `tiny_digits`."""
+    config = configs.load('experiments/vision/cifar10_small.py:resnet', [('model.width', '8'), ('model.blocks', '1')])
     with config.unlocked():
-        config.data = tiny().data
+        config.data = tiny_digits().data
     return config
 
 
@@ -79,14 +79,14 @@ def programs(monkeypatch):
     return called
 
 
-def scored(config, workdir, mesh, programs):
+def scored(config, mesh, programs):
     """The scores of drawn parameters, and the operations of one device in all its programs."""
-    task = tasks.module(config).build(config, workdir)
+    task = task_of(config)
     layout = devices.layout('jit', mesh, rows=16)
     shapes = layout.stored(jax.eval_shape(task.init, jax.random.key(0)))
     params = jax.tree_util.tree_map_with_path(lambda path, x: jax.device_put(drawn(path, x), x.sharding), shapes)
     programs.clear()
-    scores = layout.use(task.evaluate, params)
+    scores = layout.use(task.validate, params)
     assert all(x.is_fully_replicated for *_, result in programs for x in jax.tree.leaves(result))
     each = {jax.tree.map(np.shape, (id(run), *args)).__repr__(): (run, args) for run, args, _ in programs}
     costs = layout.use(lambda _: [run.lower(*args).compile().cost_analysis() for run, args in each.values()], params)
@@ -105,23 +105,23 @@ OFTEN = [('residual', 'data=4'), ('recurrent', 'data=4'), ('documents', 'data=2,
 ])  # fmt: skip
 def test_several_devices_score_as_one(name, mesh, tmp_path, programs, quickly):
     config = SCORED[name](tmp_path / 'data')
-    (one, alone), (several, divided) = (scored(config, tmp_path, each, programs) for each in ('data=1', mesh))
+    (one, alone), (several, divided) = (scored(config, each, programs) for each in ('data=1', mesh))
     assert one == pytest.approx(several, rel=1e-5)
     parts = 2 if name in ('residual', 'recurrent') and mesh != 'data=4' else 4  # which divide little but rows
     assert divided < 1.5 * alone / parts
 
 
 def test_a_trained_run_is_scored_as_it_was_trained_or_on_what_there_is(tmp_path, monkeypatch, quickly):
-    config = tiny(train__mesh='fsdp=4', train__duration='1 steps')
+    config = tiny_digits(train__mesh='fsdp=4', train__duration='1 steps')
     run.train(config, tmp_path)
     found = []
 
-    def evaluate(config, workdir, params, split):
+    def evaluate(task, params, split):
         sizes = jax.tree.leaves(params)[0].sharding.mesh.shape
         found.append({axis: size for axis, size in sizes.items() if size > 1})
         return {'rows': axes.at_once(1, 100)}
 
-    monkeypatch.setattr(vision, 'evaluate', evaluate)
+    monkeypatch.setattr(VisionTask, 'evaluate', evaluate)
     meshes = {'fsdp=4': {'fsdp': 4}, 'fsdp=64': {'data': 8}, 'data=1': {}}  # of eight devices
     rows = []
     for mesh in meshes:
@@ -132,7 +132,7 @@ def test_a_trained_run_is_scored_as_it_was_trained_or_on_what_there_is(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('make', 'changes'), [(tiny, {}), (tiny_transformer, {'decode__beams': '2'})])
+@pytest.mark.parametrize(('make', 'changes'), [(tiny_digits, {}), (tiny_transformer, {'decode__beams': '2'})])
 def test_a_whole_evaluation_on_several_devices_is_that_on_one(tmp_path, make, changes):
     config, found = make(train__duration='2 steps', **changes), []
     run.train(config, tmp_path)

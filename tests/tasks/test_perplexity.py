@@ -5,12 +5,12 @@ import math
 import pytest
 
 from attnlab.errors import RunError
-from attnlab.tasks import align
-from attnlab.tasks.align import translator
+from attnlab.tasks import task_of
+from attnlab.tasks.align.task import AlignTask
+from attnlab.tasks.align.translator import Translation, Translator
 from attnlab.tasks.task import perplexity
 from attnlab.train import run
-
-from .conftest import tiny_config
+from tests.tiny import tiny_config
 
 
 def test_perplexity():
@@ -21,19 +21,19 @@ def test_perplexity():
 @pytest.fixture
 def diverged(monkeypatch):
     """Models whose loss is 22,000 nats a token, as after a few steps with a learning rate of 300."""
-    force = lambda use, params, source, target: (22_000.0 * len(target), len(target), [])
-    translated = lambda use, params, source: [translator.Translation([], None) for _ in source]
-    monkeypatch.setattr(translator, 'force', force)
-    monkeypatch.setattr(translator, 'translate', translated)
+    force = lambda self, params, source, target: (22_000.0 * len(target), len(target), [])
+    greedy = lambda self, params, source: [Translation([], None) for _ in source]
+    monkeypatch.setattr(Translator, 'force', force)
+    monkeypatch.setattr(Translator, 'greedy', greedy)
 
 
-def test_a_diverged_alignment_model_has_scores(tmp_path, diverged):
-    scores = align.build(tiny_config(), tmp_path).evaluate(None)
+def test_a_diverged_alignment_model_has_scores(diverged):
+    scores = task_of(tiny_config()).validate(None)
     assert scores['loss'] == 22_000 and scores['perplexity'] == math.inf
 
 
 def test_the_scores_of_a_diverged_run_are_refused_by_name(tiny, monkeypatch):
-    monkeypatch.setattr(align, 'evaluate', lambda *args: {'loss': 22_000.0, 'perplexity': math.inf})
+    monkeypatch.setattr(AlignTask, 'evaluate', lambda *args: {'loss': 22_000.0, 'perplexity': math.inf})
     match = "the perplexity of split 'other' is inf: the parameters of step .* have diverged"
     with pytest.raises(RunError, match=match):
         run.evaluate(tiny, 'other')

@@ -14,30 +14,19 @@ from attnlab import cli, configs
 from attnlab.data.images import Images
 from attnlab.errors import UserError
 from attnlab.report import page
-from attnlab.tasks import heatmap, vision
+from attnlab.tasks import heatmap, task_of
 from attnlab.tasks.vision import corpus, drawings, models, pictures, scores
 from attnlab.train import count, metrics, run
-from tests.tasks.conftest import drawn, files
+from tests.tiny import DIGITS, drawn, files, tiny_digits
 
-DIGITS, SMALL = 'experiments/vision/digits.py', 'experiments/vision/cifar10_small.py'
-TINY = {
-    'data.train_examples': '90', 'data.test_examples': '30', 'model.layers': '1', 'model.width': '16',
-    'model.heads': '2', 'model.mlp_width': '16', 'train.batch_size': '16', 'train.duration': '8 steps',
-    'train.eval_every': '4 steps', 'train.save_every': '3 steps', 'train.log_every': '1 steps',
-    'train.mesh': 'data=1', 'optimizer.warmup': '2 steps',
-}  # fmt: skip
-
-
-def tiny(**changes):
-    overrides = TINY | {key.replace('__', '.'): str(value) for key, value in changes.items()}
-    return configs.load(DIGITS, list(overrides.items()))
+SMALL = 'experiments/vision/cifar10_small.py'
 
 
 @pytest.fixture(scope='session')
 def seeing(tmp_path_factory):
     """The work directory of a trained tiny run on digits, scored."""
     workdir = tmp_path_factory.mktemp('runs') / 'seeing'
-    run.train(tiny(), workdir)
+    run.train(tiny_digits(), workdir)
     run.evaluate(workdir)
     return workdir
 
@@ -45,14 +34,15 @@ def seeing(tmp_path_factory):
 # Batches
 
 
-def batch_of(config, count=20, **kwargs):
+def batch_of(config, count=20):
+    config = task_of(config).config
     whole = corpus.read(config.data, 'train', config.seed)
     small = whole._replace(pixels=whole.pixels[:count], labels=whole.labels[:count])
     return small, corpus.batch_of(config.data, small, 8, config.seed)
 
 
 def test_an_epoch_has_every_image_once_and_empty_rows_at_its_end():
-    whole, batch = batch_of(tiny(data__crop=0))
+    whole, batch = batch_of(tiny_digits(data__crop=0))
     for epoch in (0, 1):
         rows = [batch(3 * epoch + step) for step in range(3)]
         labels = np.concatenate([each['first'] for each in rows])
@@ -61,11 +51,11 @@ def test_an_epoch_has_every_image_once_and_empty_rows_at_its_end():
         seen = sorted(image.tobytes() for image in pixels[labels >= 0])
         assert seen == sorted(image.tobytes() for image in whole.pixels)
     assert not np.array_equal(batch(0)['first'], batch(3)['first'])
-    assert np.array_equal(batch(4)['images'], batch_of(tiny(data__crop=0))[1](4)['images'])
+    assert np.array_equal(batch(4)['images'], batch_of(tiny_digits(data__crop=0))[1](4)['images'])
 
 
 def test_changes_are_new_in_each_step_and_the_same_again():
-    config = tiny(data__crop=2, data__policy='trivial', data__cutmix='1.0', data__mixup='0.5', data__erase='0.5')
+    config = tiny_digits(data__crop=2, data__policy='trivial', data__cutmix='1.0', data__mixup='0.5', data__erase='0.5')
     batch = batch_of(config, 8)[1]
     again = batch_of(config, 8)[1]
     for name in ('images', 'first', 'second', 'share'):
@@ -76,7 +66,7 @@ def test_changes_are_new_in_each_step_and_the_same_again():
 
 def test_a_process_makes_the_groups_of_its_own_rows(monkeypatch):
     monkeypatch.setattr(corpus, 'GROUP', 8)
-    config = tiny(data__crop=2, data__policy='rand', data__cutmix='1.0', data__mixup='0.5', data__erase='0.5')
+    config = tiny_digits(data__crop=2, data__policy='rand', data__cutmix='1.0', data__mixup='0.5', data__erase='0.5')
     whole = corpus.read(config.data, 'train', config.seed)
     made, seen = corpus.batch_of(config.data, whole, 24, config.seed), []
     change = corpus.Augment.__call__
@@ -91,9 +81,8 @@ def test_a_process_makes_the_groups_of_its_own_rows(monkeypatch):
             np.testing.assert_array_equal(part[name], x[rows])
 
 
-def test_the_loss_of_two_labels_is_their_share(tmp_path):
-    config = tiny(train__label_smoothing='0.1')
-    task = vision.build(config, tmp_path)
+def test_the_loss_of_two_labels_is_their_share():
+    task = task_of(tiny_digits(train__label_smoothing='0.1'))
     params = jax.tree_util.tree_map_with_path(drawn, jax.eval_shape(task.init, jax.random.key(0)))
     batch = task.batch(0)
     loss = jax.jit(task.loss)
@@ -130,12 +119,11 @@ def test_scores_by_hand():
 
 @pytest.mark.parametrize('size', [1, 7, 30, 64])
 def test_every_image_counts_once_whatever_the_batch(size, seeing, monkeypatch):
-    loaded = run.load(seeing)
-    whole = corpus.read(loaded.config.data, 'test', loaded.config.seed)
-    model, scale = vision.build_model(loaded.config), corpus.load(seeing)
-    monkeypatch.setattr(vision, 'EVALUATED', size)
-    found = vision.teller(model, scale)(loaded.params, whole)
-    alone = [model.forward(loaded.params, models.prepared(image[None], scale, model.image), None)[0]
+    task, params, _ = run.load(seeing)
+    whole = corpus.read(task.config.data, 'test', task.config.seed)
+    monkeypatch.setattr('attnlab.tasks.vision.task.EVALUATION_IMAGES', size)
+    found = task.probabilities(params, whole)
+    alone = [task.model.forward(params, models.prepared(image[None], task.scale, task.model.image), None)[0]
              for image in whole.pixels[:3]]  # fmt: skip
     assert found.shape == (30, 10)
     np.testing.assert_allclose(found[:3], jax.nn.softmax(np.concatenate(alone)), atol=1e-5)
@@ -164,7 +152,7 @@ def test_metrics_tell_of_waiting_and_of_accuracy(seeing):
 
 
 def test_the_scale_is_that_of_the_training_images(seeing):
-    scale, config = corpus.load(seeing), run.config(seeing)
+    scale, config = corpus.load(seeing), run.task_in(seeing).config
     train = corpus.read(config.data, 'train', config.seed)
     x = np.asarray(models.prepared(train.pixels, scale, (16, 16)))
     assert abs(x.mean()) < 1e-4 and abs(x.std() - 1) < 1e-4
@@ -202,7 +190,7 @@ def test_every_attention_is_drawn_and_nothing_else_changes(seeing, tmp_path, cap
     assert files(seeing) == before
     with np.load(written[0]) as arrays:
         weights, rolled, image = (arrays[name] for name in ('attention', 'rollout', 'image'))
-    config = run.config(seeing)
+    config = run.task_in(seeing).config
     np.testing.assert_array_equal(image, corpus.read(config.data, 'test', config.seed).pixels[3])
     assert weights.shape == (1, 2, 16, 16)
     np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
@@ -211,7 +199,7 @@ def test_every_attention_is_drawn_and_nothing_else_changes(seeing, tmp_path, cap
 
 
 def test_a_class_token_reads_for_itself():
-    model = models.build(tiny(model__pool='class', model__registers=1).model, 10, 1)
+    model = task_of(tiny_digits(model__pool='class', model__registers=1)).model
     weights = np.random.default_rng(0).random((2, 18, 18))
     np.testing.assert_array_equal(pictures.read(weights, model), weights[:, 1, 2:].reshape(2, 4, 4))
     stacked = np.random.default_rng(1).dirichlet(np.ones(18), (1, 3, 2, 18))
@@ -322,12 +310,11 @@ def test_each_field_changes_the_first_loss(changes, first_losses):
 
 
 @pytest.fixture(scope='module')
-def first_losses(tmp_path_factory):
+def first_losses():
     """The loss of the first batch, of no change and of any; parameters of one name and shape are always the same."""
-    folder = tmp_path_factory.mktemp('losses')
 
     def of(**changes):
-        task = vision.build(tiny(**changes), folder)
+        task = task_of(tiny_digits(**changes))
         params = jax.tree_util.tree_map_with_path(drawn, jax.eval_shape(task.init, jax.random.key(0)))
         sums = jax.jit(task.loss)(params, task.batch(0), jax.random.key(0))
         return float(sums.total / sums.weight)
@@ -372,8 +359,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(override, message, tmp_pat
 def test_the_plain_transformer_has_as_many_parameters_as_the_compact_one():
     sizes = {}
     for arg in ('', ':vit', ':resnet'):
-        config = configs.load(SMALL + arg)
-        sizes[arg] = count.tree_size(vision.outline(config, None, False).params)
+        sizes[arg] = count.tree_size(task_of(configs.load(SMALL + arg)).outline(None, False).params)
     assert sizes[':vit'] == pytest.approx(sizes[''], rel=0.1) and sizes[':resnet'] == pytest.approx(sizes[''], rel=0.1)
 
 
@@ -381,15 +367,15 @@ def test_the_plain_transformer_has_as_many_parameters_as_the_compact_one():
 
 
 def test_a_run_goes_on_at_another_resolution(quickly, seeing, tmp_path):
-    config = tiny(start=str(seeing), model__image='32,16', train__duration='1 steps')
+    config = tiny_digits(start=str(seeing), model__image='32,16', train__duration='1 steps')
     loaded = run.load(seeing)
-    params = vision.adapted(config, loaded.config, loaded.params)
+    params = task_of(config).adapted(loaded.task, loaded.params)
     assert params['positions']['table'].shape == (32, 16)
     old, new = (np.asarray(x['positions']['table']) for x in (loaded.params, params))
     np.testing.assert_allclose(new.reshape(8, 4, 16).mean(axis=(0, 1)), old.mean(axis=0), atol=0.01)
     run.train(config, tmp_path / 'larger')
     first = json.loads((tmp_path / 'larger' / 'metrics.jsonl').read_text().splitlines()[0])
-    fresh = tiny(model__image='32,16', train__duration='1 steps')
+    fresh = tiny_digits(model__image='32,16', train__duration='1 steps')
     run.train(fresh, tmp_path / 'fresh')
     assert first['loss'] != json.loads((tmp_path / 'fresh' / 'metrics.jsonl').read_text().splitlines()[0])['loss']
 
@@ -398,24 +384,24 @@ def test_a_start_holds_on_several_devices_and_until_there_is_a_checkpoint(quickl
     losses = {}
     for name, changes in {'one': {}, 'two': dict(train__mesh='data=2'), 'none': dict(start='')}.items():
         (tmp_path / name / 'checkpoints').mkdir(parents=True)  # as a kill before the first save leaves it
-        run.train(tiny(**(dict(start=str(seeing), train__duration='1 steps') | changes)), tmp_path / name)
+        run.train(tiny_digits(**(dict(start=str(seeing), train__duration='1 steps') | changes)), tmp_path / name)
         losses[name] = metrics.read(tmp_path / name)[0]['loss']
     assert losses['two'] == pytest.approx(losses['one'], rel=1e-5)
     assert abs(losses['one'] - losses['none']) > 1e-3
 
 
 def test_what_does_not_fit_is_named(seeing, tmp_path):
-    config = tiny(start=str(seeing), model__pool='class')
+    config = tiny_digits(start=str(seeing), model__pool='class')
     with pytest.raises(UserError, match=r'start .*/class has shape None; this config expects \(16,\)'):
         run.train(config, tmp_path / 'run')
-    larger = tiny(start=str(seeing), model__pool='class', model__image='32,32')
+    larger = tiny_digits(start=str(seeing), model__pool='class', model__image='32,32')
     with pytest.raises(UserError, match=r'class has shape None|table has shape \(64, 16\); this config expects \(65,'):
         run.train(larger, tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 
 def test_another_pooling_does_not_take_an_old_checkpoint(seeing):
-    config = run.config(seeing)
+    config = configs.read(seeing / 'config.json')
     with config.copy_and_resolve_references().unlocked() as changed:
         changed.model.pool = 'class'
     configs.save(changed, seeing / 'config.json')

@@ -11,10 +11,9 @@ from attnlab import cli, environment
 from attnlab.data import tokens
 from attnlab.data.corpus import Text
 from attnlab.errors import UserError
-from attnlab.tasks import language
 from attnlab.tasks.language import writer
 from attnlab.train import run
-from tests.tasks.conftest import LINES, T, files, text_of
+from tests.tiny import LINES, T, files, text_of
 
 # Writing
 
@@ -54,9 +53,8 @@ def test_many_tokens_are_one_program(write, monkeypatch):
 
 
 def test_documents_end_with_their_own_end(documents):
-    loaded = run.load(documents)
-    model, vocabulary = language.in_use(loaded.config, documents)
-    say = partial(writer.write, model, loaded.params, vocabulary, documents=True, tokens=60)
+    task, params, _ = run.load(documents)
+    say = partial(writer.write, task.model, params, task.vocabulary, documents=True, tokens=60)
     many = say('', samples=8, seed=1)
     few = say('', samples=4, seed=1)
     assert few == many[:4]

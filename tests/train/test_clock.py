@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab import tasks
 from attnlab.kernels.losses import Sums
+from attnlab.tasks import task_of
 from attnlab.train import clock, loop, utilisation
 from attnlab.train.cost import gradient_flops
-from tests.tasks.conftest import tiny_config, tiny_language
+from tests.tiny import tiny_config, tiny_language
 from tests.train.helpers import config, make_task, records
 
 
@@ -62,26 +62,26 @@ def test_what_is_not_known_is_not_told(now):
     assert made.rates()['utilisation'] == 200.0
 
 
-def costs(config, folder):
+def costs(config):
     """Ours, and the gradient's own count."""
-    task = tasks.module(config).build(config, folder)
+    task = task_of(config)
     shapes = jax.eval_shape(task.init, jax.random.key(0)), task.batch(0), jax.random.key(0)
     own = utilisation.counter(task.loss, shapes[0], False)
     return own(utilisation.shape_of(shapes[1])), lambda: gradient_flops(lambda *args: task.loss(*args).total, *shapes)
 
 
 def test_it_is_the_gradients_count_without_what_is_computed_again(tmp_path):
-    plain, gradient = costs(tiny_language(tmp_path, model__layers=2), tmp_path)
+    plain, gradient = costs(tiny_language(tmp_path, model__layers=2))
     assert plain == gradient()
-    again, gradient = costs(tiny_language(tmp_path, model__layers=2, model__remat='full'), tmp_path)
+    again, gradient = costs(tiny_language(tmp_path, model__layers=2, model__remat='full'))
     assert again == plain < gradient()
-    recurrent, gradient = costs(tiny_config(), tmp_path)
+    recurrent, gradient = costs(tiny_config())
     assert recurrent == gradient()
 
 
 @pytest.mark.parametrize('change', [{'model__experts': 2}, {'model__implementation': 'blockwise'}])
 def test_products_that_do_not_show_are_not_guessed(change, tmp_path):
-    assert math.isnan(costs(tiny_language(tmp_path, **change), tmp_path)[0])
+    assert math.isnan(costs(tiny_language(tmp_path, **change))[0])
 
 
 def product(params, batch, rng):

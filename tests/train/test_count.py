@@ -10,7 +10,7 @@ import pytest
 from attnlab import cli, configs, tasks
 from attnlab.train import count
 from attnlab.train.cost import saved_bytes, tree_size
-from tests.tasks.conftest import LINES, tiny_language
+from tests.tiny import LINES, tiny_language
 
 LANGUAGE, ALIGN = 'experiments/language', 'experiments/align'
 VISION = 'experiments/vision/imagenet_b16.py'
@@ -52,7 +52,7 @@ def rows(tmp_path_factory):
 
 def parameters(experiment, layers=None, **changes):
     config = configs.load(experiment, [(key.replace('__', '.'), str(value)) for key, value in changes.items()])
-    return tree_size(tasks.module(config).outline(config, layers, False).params)
+    return tree_size(tasks.task_of(config).outline(layers, False).params)
 
 
 @pytest.mark.parametrize('experiment', PUBLISHED)
@@ -115,7 +115,7 @@ def test_experts_have_all_parameters_and_an_active_share_of_the_work(rows):
 def test_mixtral_by_hand():
     experiment, D, F, L = f'{LANGUAGE}/mixtral_8x7b.py', 4096, 14336, 32
     config = configs.load(experiment)
-    params = tasks.module(config).outline(config, None, False).params
+    params = tasks.task_of(config).outline(None, False).params
     assert count._size(params, count._is_expert, 2 / 8) == 12_879_925_248
     assert parameters(experiment, 2) - parameters(experiment, 1) == 8 * 3 * D * F + 8 * D + 2 * D * D * 5 // 4 + 2 * D
     assert count._size(params, count._is_expert, 0) == 46_702_792_704 - L * 8 * 3 * D * F
@@ -139,7 +139,7 @@ def test_a_translation_costs_what_its_training_does():
     for T in (256, 512, 1024):
         where = [('data.widths', f'{T}'), ('model.context', '2048'), ('model.implementation', 'blockwise')]
         config = configs.load(f'{ALIGN}/transformer_base.py', where)
-        outline = tasks.module(config).outline(config, 1, False)
+        outline = tasks.task_of(config).outline(1, False)
         activations.append(saved_bytes(outline.forward, outline.params, *outline.batch))
     assert activations[2] - activations[1] == pytest.approx(2 * (activations[1] - activations[0]), rel=0.01)
 
@@ -161,8 +161,8 @@ def test_the_table(monkeypatch, capsys):
     ('model.heads=7', 'model: queries have width 768; expected a multiple of 7 heads, or head_width'),
     ('model.width=0', 'model.width is 0; expected 1 or more'),
     ('model.experts=2 model.active=3', 'model: active is 3; expected 1 to 2, the number of experts'),
-    ('model.context=2147483648', 'model.context is 2147483648; expected less than 2147483648: positions are 32-bit'),
-    ('data.vocabulary=characters data.vocabulary_size=0', 'data.path is empty; expected a text file'),
+    ('model.context=2147483648', 'model.context is 2147483648; expected 1 <= context < 2147483648'),
+    ('data.vocabulary=characters data.vocabulary_size=0', 'data.path is empty; expected a path: --config.data.path='),
     ('task=languages', "task is 'languages'; expected 'align', 'language' or 'vision'"),
 ])  # fmt: skip
 def test_a_model_that_cannot_be_is_refused_in_one_line(capsys, as_used, override, message):

@@ -18,7 +18,7 @@ import pytest
 
 import attnlab
 from attnlab.train import metrics
-from tests.tasks.conftest import TINY, tiny_config
+from tests.tiny import TINY, tiny_config
 from tests.train.helpers import newest_of
 
 EVERY = 2
@@ -31,7 +31,7 @@ import os, sys
 from attnlab import cli, environment
 environment.prepare()
 import orbax.checkpoint, tensorboardX
-from attnlab.tasks import align
+from attnlab.tasks.align import task
 from attnlab.train import run
 
 for line in sys.stdin:

@@ -4,9 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from attnlab import configs, environment, tasks
+from attnlab import configs, environment
 from attnlab.errors import RunError, UserError
+from attnlab.tasks import task_of
 from attnlab.train import checkpoint, loop, memory, run
+from attnlab.train.setup import assemble
 
 EXPERIMENTS = {'vision/digits': 'width', 'language/shakespeare_char': 'width', 'align/grammar_gru': 'hidden'}
 
@@ -34,10 +36,11 @@ def test_a_model_larger_than_memory_is_refused_with_both_sizes(tmp_path, name, s
 
 @pytest.mark.parametrize('name', EXPERIMENTS)
 def test_a_batch_larger_than_memory_is_refused(tmp_path, name):
-    config = load(name, tmp_path, train__batch_size=10**12)
-    task = tasks.module(config).build(load(name, tmp_path), tmp_path)
+    task = task_of(load(name, tmp_path))
+    assert task.examples  # with draws of a batch that fits
+    task.config = task_of(load(name, tmp_path, train__batch_size=10**12)).config
     with pytest.raises(UserError, match=r'and a batch [0-9.,]* TiB; this machine has'):
-        memory.check(config, task)
+        memory.check(task, assemble(task.config, task.examples))
 
 
 def test_a_size_over_63_bits_is_refused(tmp_path):
@@ -49,14 +52,14 @@ def test_a_size_over_63_bits_is_refused(tmp_path):
 def test_the_devices_of_a_cpu_share_its_memory(tmp_path, monkeypatch, parallel):
     """Each of 4 devices holds five numbers a parameter: itself, its average, two of Adam's, and its gradient."""
     config = load('vision/digits', tmp_path, train__mesh='data=4', train__parallel=parallel)
-    task = tasks.module(config).build(config, tmp_path)
+    task = task_of(config)
     params = jax.eval_shape(task.init, jax.random.key(0))
     needed = 4 * 20 * sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     monkeypatch.setattr(environment, 'memory', lambda: int(needed))
     with pytest.raises(UserError, match='this machine has'):
-        memory.check(config, task)
+        memory.check(task, assemble(task.config, task.examples))
     monkeypatch.setattr(environment, 'memory', lambda: int(1.2 * needed))
-    memory.check(config, task)
+    memory.check(task, assemble(task.config, task.examples))
 
 
 def test_memory_is_that_of_the_machine_or_less():
@@ -78,8 +81,7 @@ def test_a_run_without_a_checkpoint_does_not_hold_its_folder(tmp_path, monkeypat
     with pytest.raises(RunError):
         run.train(second, workdir)
     assert configs.read(workdir / 'config.json') == second
-    _, vocabulary = tasks.module(second).in_use(second, workdir)
-    assert set(vocabulary.characters) == set('what a piece of work is a man\n')
+    assert set(run.task_in(workdir).vocabulary.characters) == set('what a piece of work is a man\n')
     (workdir / 'checkpoints' / '1').mkdir(parents=True)
     assert checkpoint.steps(workdir) == [1]
     with pytest.raises(UserError, match='holds a run of another config: model.width is 64 here and 32 there'):

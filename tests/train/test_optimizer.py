@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.configs import LanguageModelConfig, OptimizerConfig, ResNetConfig
+from attnlab.configs import LanguageModelConfig, ResNetConfig
+from attnlab.configs.run import OptimizerConfig
 from attnlab.models.language import LanguageModel
 from attnlab.models.resnet import ResNet
 from attnlab.train import optimizer

@@ -50,7 +50,7 @@ def test_the_loop_adds_at_most_three_per_cent_to_a_step_of_twenty_milliseconds(t
         'train.save_every': f'{STEPS} steps', 'train.mesh': 'data=1',
     }  # fmt: skip
     config = configs.load('experiments/vision/digits.py', list(changes.items()))
-    task = tasks.module(config).build(config, tmp_path)
+    task = tasks.task_of(config)
     monkeypatch.setattr(Setup, 'compiled', sleeping(task))
     setup = assemble(config, task.examples)
     fresh = lambda: setup.layout.start(functools.partial(setup.initial, task.init), np.uint32(0))

@@ -15,7 +15,7 @@ from attnlab.train import checkpoint, devices, loop, optimizer, precision
 from attnlab.train.setup import assemble
 from attnlab.train.step import State, make_update
 from tests.quick import QUICK
-from tests.tasks.conftest import tiny_language
+from tests.tiny import tiny_language
 from tests.train import helpers
 from tests.train.helpers import EXAMPLES, records, same_runs, update_of
 
@@ -39,10 +39,6 @@ def experts(folder, **changes):
     return language(folder, model__experts=5, model__active=2, model__qk_norm='rms', model__norm='rms', **changes)
 
 
-def built(config, folder):
-    return tasks.module(config).build(config, folder)
-
-
 # What stays float32
 
 
@@ -62,7 +58,7 @@ WIDE = ('exp', 'log', 'rsqrt', 'div', 'reduce_sum', 'reduce_max', 'top_k')
 
 @pytest.mark.parametrize(('made', 'expected'), [(language, 6), (vision, 6), (experts, 7)])
 def test_softmax_norms_router_and_loss_are_wide(made, expected, tmp_path):
-    task = built(made(tmp_path, model__dtype='float16'), tmp_path)
+    task = tasks.task_of(made(tmp_path, model__dtype='float16'))
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     found, products, routers = {}, set(), set()
     for eqn in equations(jax.make_jaxpr(task.loss)(shapes, task.batch(0), jax.random.key(0)).jaxpr):
@@ -83,7 +79,7 @@ def test_softmax_norms_router_and_loss_are_wide(made, expected, tmp_path):
 
 def losses(made, folder, dtype, steps=80):
     config = made(folder, model__dtype=dtype, optimizer__learning_rate='0.02', train__duration=f'{steps} steps')
-    task = built(config, folder)
+    task = tasks.task_of(config)
     setup = assemble(config, task.examples)
     update = jax.jit(make_update(task.loss, setup.optimize, setup.schedule), compiler_options=QUICK)
     state = jax.jit(functools.partial(setup.initial, task.init))(np.uint32(0))

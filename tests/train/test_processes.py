@@ -14,11 +14,12 @@ import pytest
 from jax.experimental import multihost_utils
 
 import attnlab
-from attnlab import files
+from attnlab import configs, files
 from attnlab.errors import RunError, UserError
 from attnlab.launch import free_port
+from attnlab.tasks.language.task import LanguageTask
 from attnlab.train import metrics, processes, run
-from tests.tasks.conftest import LINES, STEPS, TRANSFORMER, tiny_language
+from tests.tiny import LINES, STEPS, TRANSFORMER, tiny_language
 
 CHANGES = {
     'data.documents': 'lines', 'optimizer.name': 'sgd', 'optimizer.learning_rate': '0.3', 'train.batch_size': '16',
@@ -106,18 +107,18 @@ def test_a_directory_that_is_being_trained_is_refused(tmp_path):
 
 def test_a_directory_that_another_trains_while_the_data_is_read_is_refused(tmp_path, monkeypatch):
     config, workdir = tiny_language(tmp_path / 'data', train__duration='1 steps'), tmp_path / 'run'
-    build = run.tasks.module(config).build
+    examples = LanguageTask.examples.fget
     other = tiny_language(tmp_path / 'data', train__duration='1 steps', optimizer__learning_rate='0.5')
 
-    def built(config, folder):
+    def read(task):
         monkeypatch.undo()
         run.train(other, workdir)
-        return build(config, folder)
+        return examples(task)
 
-    monkeypatch.setattr(run.tasks.module(config), 'build', built)
+    monkeypatch.setattr(LanguageTask, 'examples', property(read))
     with pytest.raises(UserError, match='run was trained by another process in the meantime'):
         run.train(config, workdir)
-    assert run.config(workdir) == other
+    assert configs.read(workdir / 'config.json') == other
 
 
 @pytest.mark.parametrize(('mesh', 'message'), [

@@ -8,7 +8,7 @@ import pytest
 
 from attnlab.errors import RunError, UserError
 from attnlab.train import loop, run
-from tests.tasks.conftest import tiny_config
+from tests.tiny import tiny_config
 from tests.train.helpers import config, make_task, same_runs
 
 

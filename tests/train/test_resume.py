@@ -12,7 +12,7 @@ import pytest
 
 from attnlab import configs
 from attnlab.train import metrics
-from tests.tasks.conftest import tiny_config
+from tests.tiny import tiny_config
 from tests.train.helpers import newest_of
 
 # Logs the batches of a run, and kills it when it waits for the batch behind step `kill`, those before it done.
@@ -20,28 +20,25 @@ DRIVER = """
 import hashlib, os, signal, sys, time
 from pathlib import Path
 from attnlab import configs
-from attnlab.tasks import align
+from attnlab.tasks.align.task import AlignTask
 from attnlab.train import run
 
 workdir, kill = Path(sys.argv[1]), int(sys.argv[2])
-build = align.build
+batch = AlignTask.batch
 
-def logged(config, folder):
-    task = build(config, folder)
-    def batch(step):
-        if step == kill:
-            while f'"step": {kill - 1}, "split": "train"' not in (workdir / 'metrics.jsonl').read_text():
-                time.sleep(0.01)
-            time.sleep(0.3)
-            os.kill(os.getpid(), signal.SIGKILL)
-        made = task.batch(step)
-        sums = [hashlib.sha256(made[name].tobytes()).hexdigest() for name in sorted(made)]
-        with open(workdir / 'batches.txt', 'a') as file:
-            print(step, *sums, file=file)
-        return made
-    return align.Task(**{**vars(task), 'batch': batch})
+def logged(task, step, rows=slice(None)):
+    if step == kill:
+        while f'"step": {kill - 1}, "split": "train"' not in (workdir / 'metrics.jsonl').read_text():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    made = batch(task, step, rows)
+    sums = [hashlib.sha256(made[name].tobytes()).hexdigest() for name in sorted(made)]
+    with open(workdir / 'batches.txt', 'a') as file:
+        print(step, *sums, file=file)
+    return made
 
-align.build = logged
+AlignTask.batch = logged
 run.train(configs.read(sys.argv[3]), workdir)
 """
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from attnlab import configs, tasks
 from attnlab.train import checksum, sharding
 from attnlab.train.setup import assemble
-from tests.tasks.conftest import LINES, tiny_language
+from tests.tiny import LINES, tiny_language
 
 STEPS = 5
 SGD = dict(optimizer__name='sgd', optimizer__learning_rate='0.3', optimizer__warmup='1 steps', train__batch_size='16')
@@ -21,9 +21,9 @@ LANGUAGE = SGD | dict(
 EXPERTS = LANGUAGE | dict(model__experts='4', model__active='2')
 
 
-def trained(config, workdir):
+def trained(config):
     """The parameters after a few steps, and the last values, as the host has them."""
-    task = tasks.module(config).build(config, workdir)
+    task = tasks.task_of(config)
     with config.unlocked():
         config.train.ema = 0.5
     setup = assemble(config, task.examples)
@@ -38,7 +38,7 @@ def trained(config, workdir):
 
 
 def language(folder, changes, mesh, **more):
-    return trained(tiny_language(folder, train__mesh=mesh, **changes, **more), folder / 'run')
+    return trained(tiny_language(folder, train__mesh=mesh, **changes, **more))
 
 
 def same(one, other):
@@ -58,7 +58,7 @@ def experts(tmp_path_factory):
 
 def test_the_last_batch_is_uneven(tmp_path):
     config = tiny_language(tmp_path, **LANGUAGE)
-    task = tasks.module(config).build(config, tmp_path)
+    task = tasks.task_of(config)
     full = [int(np.sum(np.any(task.batch(step)['segments'], axis=1))) for step in range(STEPS)]
     assert 0 < min(full) < max(full) == 16
 
@@ -109,7 +109,7 @@ def test_rules_cover_every_parameter_and_divide_every_matrix(spec, changes, tmp_
     (tmp_path / 'input.txt').write_text('\n'.join(LINES))
     folder = {'data.folder': str(tmp_path)} if spec.startswith(CHAR) else {}
     config = configs.load(spec, list((changes | folder).items()))
-    params = tasks.module(config).outline(config, None, False).params
+    params = tasks.task_of(config).outline(None, False).params
     for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name = checksum.path(keys)
         even = sharding.divided(name, tuple(8 * size for size in leaf.shape), {'fsdp': 2, 'tensor': 2, 'expert': 2})

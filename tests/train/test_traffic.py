@@ -13,7 +13,7 @@ from attnlab import cli, tasks
 from attnlab.errors import UserError
 from attnlab.train import traffic
 from attnlab.train.setup import assemble
-from tests.tasks.conftest import tiny_language
+from tests.tiny import tiny_language
 
 WIDE = dict(model__layers='1', model__width='64', model__heads='4', train__batch_size='8')
 
@@ -61,7 +61,7 @@ def test_a_loop_of_unknown_turns_is_refused():
 @pytest.mark.parametrize('mesh', [pytest.param('fsdp=8', marks=pytest.mark.slow), 'fsdp=2,tensor=4'])
 def test_what_lies_on_a_device_is_what_was_counted(tmp_path, mesh, quickly):
     config = tiny_language(tmp_path, train__mesh=mesh, **WIDE)
-    task = tasks.module(config).build(config, tmp_path / 'run')
+    task = tasks.task_of(config)
     setup = assemble(config, task.examples)
     state = setup.layout.start(functools.partial(setup.initial, task.init), np.uint32(config.seed))
     held, sent = traffic.count(config, mesh)

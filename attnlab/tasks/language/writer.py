@@ -47,19 +47,20 @@ def write(
             raise UserError(f'{name} is {number}; expected at least 1')
     if not 0 <= seed < 2**32:  # a key of JAX takes 32 bits
         raise UserError(f'seed is {seed}; expected 0 to {2**32 - 1}')
-    ids, context = start(vocabulary, prompt, documents), model.config.context
+    ids = start(vocabulary, prompt, documents)
     end = vocabulary.marks[1] if documents and vocabulary.marks else None
     _check_memory(model, params, samples, len(ids) + tokens)
     go_on = continuation(model, end, temperature, top_k, top_p)
     texts, want = [ids.tolist() for _ in range(samples)], len(ids) + tokens
     open_rows = np.ones(samples, bool)
-    turn = 0
+    turn, context = 0, model.config.context
     while open_rows.any():
         # A text that has ended is not read any more, and leaves the others all their room.
         windows = [_window(text, context if more else 1) for text, more in zip(texts, open_rows, strict=True)]
         left = want - max(map(len, texts))
         room = min(left, context - max(map(len, windows)) + 1)
-        sampled = go_on(params, *_padded(windows, context), jax.random.fold_in(jax.random.key(seed), turn), room)
+        key = jax.random.fold_in(jax.random.key(seed), turn)
+        sampled = go_on(params, *_padded(windows, context), key, room)
         check_tokens(np.asarray(sampled.tokens)[open_rows])
         for row in np.flatnonzero(open_rows):
             more = np.asarray(sampled.tokens[row, : int(sampled.lengths[row])]).tolist()
