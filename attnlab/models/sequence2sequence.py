@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from attnlab.configs import RecurrentConfig, TranslatorConfig
@@ -17,8 +16,6 @@ Params = Any
 State = Any
 Output = tuple[Array, dict[str, Array]]
 """Logits, and `aux` of the experts of each layer."""
-
-_TOKENS = np.ones((1, 2), np.int32)
 
 
 class Sequence2SequenceModel(Protocol):
@@ -87,7 +84,8 @@ class RecurrentModel:
         return self.module.config.attention != 'none'
 
     def init(self, rng: Array) -> Params:
-        return self.module.init(rng, _TOKENS, _TOKENS)['params']
+        tokens = jnp.ones((1, 2), jnp.int32)
+        return self.module.init(rng, tokens, tokens)['params']
 
     def forward(self, params: Params, source: Array, inputs: Array, rng: Array | None) -> Output:
         output: Any = self.module.apply({'params': params}, source, inputs, **dropout_arguments(rng))
@@ -131,7 +129,8 @@ class TransformerModel:
         return self.module.encoding.longest
 
     def init(self, rng: Array) -> Params:
-        return self.module.init(rng, _TOKENS, _TOKENS)['params']
+        tokens = jnp.ones((1, 2), jnp.int32)
+        return self.module.init(rng, tokens, tokens)['params']
 
     def forward(self, params: Params, source: Array, inputs: Array, rng: Array | None) -> Output:
         output: Any = self.module.apply({'params': params}, source, inputs, **dropout_arguments(rng))
