@@ -122,9 +122,9 @@ def _one(folder: Path, plan: Any, index: int, retry: bool) -> int:
     if index >= len(plan.points):
         raise UserError(f'--index is {index}; expected 0 to {len(plan.points) - 1}')
     begin.begin(folder, plan)
-    seen = board.Board(folder, plan, {})
+    seen = board.Board(folder, plan)
     if retry:
-        board.forget_failed(seen, [index])
+        seen.forget_failed([index])
     end = worker.one(seen, index)
     score = f', best {end.metric} {end.value:.6g} at step {end.step}' if end.value is not None else ''
     print(f'{plan.points[index].name}: {end.status}{score}{": " + end.reason if end.reason else ""}')
@@ -147,7 +147,7 @@ def _worker(
             database.check(given.storage)
         spec = begin.begin(folder, plan)
         url = given.storage or f'sqlite:///{folder.resolve()}/sweep.db'
-        worker.work(board.Board(folder, plan, {}), spec['id'], url)
+        worker.work(board.Board(folder, plan), spec['id'], url)
     except UserError:
         if which:
             time.sleep(_PATIENCE)  # the first has the same to say, whereupon the others are ended
@@ -180,8 +180,8 @@ def _begin(given: argparse.Namespace, folder: Path) -> None:
             database.check(given.storage)
         begin.begin(folder, plan)
         if given.retry:
-            seen = board.Board(folder, plan, {})
-            board.forget_failed(seen, seen.numbers)
+            seen = board.Board(folder, plan)
+            seen.forget_failed(seen.numbers)
 
 
 @contextmanager
