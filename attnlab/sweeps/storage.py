@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -297,11 +298,8 @@ def trial_of(store: Store, claim: Claim, sampler: str, seed: int) -> Trial:
 
 def pruner_of(name: str) -> optuna.pruners.BasePruner:
     """By its name; a step of it is an evaluation."""
-    match name:
-        case 'median':
-            return optuna.pruners.MedianPruner()
-        case 'asha':
-            return optuna.pruners.SuccessiveHalvingPruner(min_resource=1)
-        case 'hyperband':
-            return optuna.pruners.HyperbandPruner(min_resource=1)
-    return optuna.pruners.NopPruner()
+    return {
+        'none': optuna.pruners.NopPruner, 'median': optuna.pruners.MedianPruner,
+        'asha': partial(optuna.pruners.SuccessiveHalvingPruner, min_resource=1),
+        'hyperband': partial(optuna.pruners.HyperbandPruner, min_resource=1),
+    }[name]()  # fmt: skip
