@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnlab.report import html
 from attnlab.report import sweep_figures as figures
 from attnlab.report.values import described, shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MARKS = {'done': '✓', 'running': '…', 'waiting': '·', 'failed': '✗', 'pruned': '✂'}
 
@@ -77,7 +80,7 @@ def _figures(found: Mapping[str, Any]) -> list[tuple[str, str, html.Picture]]:
     groups, keys, metric, direction, best = (found[key] for key in ('groups', 'keys', 'metric', 'direction', 'best'))
     pictures = []
 
-    def add(heading: str, figure: Any, alt: str, note: str = '') -> None:
+    def add(heading: str, figure: Figure, alt: str, note: str = '') -> None:
         pictures.append((heading, note, html.picture(figure, alt)))
 
     if found['sensitivity']:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from attnlab import config as configs
 from attnlab.sweeps import outcome
 from attnlab.sweeps.outcome import Outcome
@@ -47,7 +49,7 @@ class Board:
         found = list((self.folder / 'points').glob(f'{number:04d},*/point.json'))
         return outcome.load_point(found[0]) if found else None
 
-    def same(self, number: int, config: Any) -> tuple[int, Outcome] | None:
+    def same(self, number: int, config: ConfigDict) -> tuple[int, Outcome] | None:
         """Another point of a search that is done and has trained this very config, and its outcome."""
         text = lambda tree: json.dumps(tree, sort_keys=True)  # as values 1 == 1.0 == True
         wanted = text(configs.tree(config))

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ml_collections import ConfigDict
+
 from attnlab import config as configs
 from attnlab import tasks
 from attnlab.errors import UserError
@@ -42,7 +44,7 @@ class Plan(NamedTuple):
     search: dict[str, Any] | None
     metric: str
     direction: Direction
-    base: Any
+    base: ConfigDict
     points: list[Point]
 
 
@@ -81,7 +83,7 @@ def search_of(config: str, names: Sequence[str]) -> Callable[[Any], Overrides] |
     return searches[names[0]]
 
 
-def configured(config: str, overrides: Sequence[tuple[str, str]], point: Mapping[str, Any]) -> Any:
+def configured(config: str, overrides: Sequence[tuple[str, str]], point: Mapping[str, Any]) -> ConfigDict:
     """The locked config of a point; UserError for a key that the command line sets as well."""
     for key, text in overrides:
         if key in point:
@@ -89,7 +91,7 @@ def configured(config: str, overrides: Sequence[tuple[str, str]], point: Mapping
     return configs.load(config, [*overrides, *point.items()])
 
 
-def typed(config: Any, point: Mapping[str, Any]) -> Overrides:
+def typed(config: ConfigDict, point: Mapping[str, Any]) -> Overrides:
     """The overrides with the values that the config has by them."""
     return {key: config[key] for key in point}
 

@@ -7,7 +7,7 @@ import csv
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnlab import config as configs
 from attnlab import files
@@ -16,6 +16,9 @@ from attnlab.report.values import described, shown
 from attnlab.sweeps import outcome, seeds, sensitivity
 from attnlab.sweeps.outcome import Sweep
 from attnlab.train import metrics
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 STYLES = {'done': 'green', 'running': 'cyan', 'waiting': 'dim', 'failed': 'bold red', 'pruned': 'yellow'}
 
@@ -94,7 +97,7 @@ def show(sweep: Sweep, width: int | None = None) -> None:
         console.print(Text(f'best {sweep.metric}: {score}, {group["label"]}', style='bold'), soft_wrap=True)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> 'Table':
     """A table without frames: texts at the left, numbers at the right, a status in its colour."""
     from rich.table import Table
     from rich.text import Text

@@ -14,6 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+from optuna.trial import Trial
+
 from attnlab import config as configs
 from attnlab.errors import Diverged, Pruned, RunError, Stopped, UserError
 from attnlab.report.values import cropped, shown
@@ -95,7 +98,7 @@ def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: 
     storage.tell(store, claim.trial, end)
 
 
-def _drawn(board: Board, store: storage.Store, number: int, trial: Any) -> tuple[Point, Outcome | None]:
+def _drawn(board: Board, store: storage.Store, number: int, trial: Trial) -> tuple[Point, Outcome | None]:
     """The point that a search makes of a trial, and its outcome where there is nothing to train.
 
     That is so where the search makes no config, and where a point with the same config is done.
@@ -119,7 +122,7 @@ def _drawn(board: Board, store: storage.Store, number: int, trial: Any) -> tuple
     return point, end
 
 
-def _of_another(board: Board, number: int, config: Any) -> Outcome | None:
+def _of_another(board: Board, number: int, config: ConfigDict) -> Outcome | None:
     """The outcome of another point with the same config: the same seed gives the same numbers once more."""
     if (found := board.same(number, config)) is None:
         return None
@@ -127,7 +130,9 @@ def _of_another(board: Board, number: int, config: Any) -> Outcome | None:
     return replace(end, seconds=0.0, reason=f'not trained: its config is that of point {other}')
 
 
-def _report(board: Board, store: storage.Store, trial: Any, point: Point, step: int, scores: dict[str, float]) -> None:
+def _report(
+    board: Board, store: storage.Store, trial: Trial, point: Point, step: int, scores: dict[str, float]
+) -> None:
     """Tells a trial of an evaluation, by its number from 1, and ends the run where the pruner says so."""
     number = len(_evaluations(outcome.run_folder(board.folder, point.name)))
     with storage.lost(store):
