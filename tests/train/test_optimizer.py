@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from attnlab.configs import OptimizerConfig, ResNetConfig
-from attnlab.configs.run import OptimizerConfig
 from attnlab.models.resnet import ResNet
 from attnlab.train import optimizer
 
