@@ -79,7 +79,8 @@ def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: 
     watch: Watch = lambda step, scores: None
     end = None
     if board.plan.search:
-        trial = storage.trial_of(store, claim, board.plan.search['sampler'], board.plan.base.seed)
+        seed: Any = board.plan.base.seed
+        trial = storage.trial_of(store, claim, board.plan.search['sampler'], seed)
         point, end = _drawn(board, store, claim.point, trial)
         watch = partial(_report, board, store, trial, point)
     else:
