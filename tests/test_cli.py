@@ -278,7 +278,7 @@ def pipe(monkeypatch, data: bytes, terminal: bool = False) -> None:
 def test_sentences_from_a_pipe(monkeypatch, calls):
     pipe(monkeypatch, '\ufeffA café.\r\nTwo\u2028lines.\nLast\n'.encode())
     assert cli.main(['translate', '--workdir=runs/one']) == 0
-    assert calls[-1][1][3] == ['A café.', 'Two\u2028lines.', 'Last']
+    assert calls[-1][1][1] == ['A café.', 'Two\u2028lines.', 'Last']
 
 
 @pytest.mark.parametrize(('data', 'message'), [
@@ -307,13 +307,15 @@ def test_translate_refuses(monkeypatch, capsys, calls):
 
 # generate, attend, count
 
+
 def test_generate(calls):
     assert cli.main(['generate', '--workdir=runs/one']) == 0
     numbers = ['--tokens=5', '--samples', '2', '--seed=-3', '--temperature=.5', '--top_k=4', '--top_p', '0.9']
     assert cli.main(['generate', '--workdir=runs/one', '--prompt=- a=b ', *numbers]) == 0
     assert [call for call in calls if call[0] == 'generate'] == [
         ('generate', ('the parameters', ''), {}),  # what is not given is the task's to choose
-        ('generate', ('the parameters', '- a=b '), dict(tokens=5, samples=2, seed=-3, temperature=0.5, top_k=4, top_p=0.9)),
+        ('generate', ('the parameters', '- a=b '),
+         dict(tokens=5, samples=2, seed=-3, temperature=0.5, top_k=4, top_p=0.9)),
     ]
 
 

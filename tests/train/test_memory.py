@@ -8,6 +8,7 @@ from attnlab import configs, environment
 from attnlab.errors import RunError, UserError
 from attnlab.tasks import task_of
 from attnlab.train import checkpoint, loop, memory, run
+from attnlab.train.setup import assemble
 
 EXPERIMENTS = {'vision/digits': 'width', 'language/shakespeare_char': 'width', 'align/grammar_gru': 'hidden'}
 
@@ -39,7 +40,7 @@ def test_a_batch_larger_than_memory_is_refused(tmp_path, name):
     assert task.examples  # with draws of a batch that fits
     task.config = task_of(load(name, tmp_path, train__batch_size=10**12)).config
     with pytest.raises(UserError, match=r'and a batch [0-9.,]* TiB; this machine has'):
-        memory.check(task)
+        memory.check(task, assemble(task.config, task.examples))
 
 
 def test_a_size_over_63_bits_is_refused(tmp_path):
@@ -56,9 +57,9 @@ def test_the_devices_of_a_cpu_share_its_memory(tmp_path, monkeypatch, parallel):
     needed = 4 * 20 * sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     monkeypatch.setattr(environment, 'memory', lambda: int(needed))
     with pytest.raises(UserError, match='this machine has'):
-        memory.check(task)
+        memory.check(task, assemble(task.config, task.examples))
     monkeypatch.setattr(environment, 'memory', lambda: int(1.2 * needed))
-    memory.check(task)
+    memory.check(task, assemble(task.config, task.examples))
 
 
 def test_memory_is_that_of_the_machine_or_less():

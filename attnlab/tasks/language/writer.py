@@ -47,7 +47,7 @@ def write(
             raise UserError(f'{name} is {number}; expected at least 1')
     if not 0 <= seed < 2**32:  # a key of JAX takes 32 bits
         raise UserError(f'seed is {seed}; expected 0 to {2**32 - 1}')
-    ids, context = start(vocabulary, prompt, documents), model.config.context
+    ids = start(vocabulary, prompt, documents)
     end = vocabulary.marks[1] if documents and vocabulary.marks else None
     _check_memory(model, params, samples, len(ids) + tokens)
     go_on = continuation(model, end, temperature, top_k, top_p)
