@@ -143,7 +143,7 @@ def test_a_signal_saves_and_stops_and_nothing_is_lost(tmp_path, number, signals)
 
     def asking(params):
         signal.raise_signal(number)  # in the middle of the evaluation at step 5
-        return plain.evaluate(params)
+        return plain.validate(params)
 
     with pytest.raises(Stopped, match=f'{number.name}: saved at step 5; the same command goes on') as stopped:
         loop.train(config(), make_task(evaluate=asking), broken)
