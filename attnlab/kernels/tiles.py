@@ -69,20 +69,17 @@ class Tiles(NamedTuple):
 
     def tile(self, i: Int[Array, ''], j: Int[Array, '']) -> Visibility:
         """The mask of the tile (i, j), as if there were no other; it always has positions."""
-        starts = self.starts(i, j)
+        (row, column), grid = self.starts(i, j), self.grid
         mask = self.mask.map_arrays(lambda x, axes: self.cut(x, axes, i, j))
-        of = lambda lengths, start: None if lengths is None else lengths - start
-        queries, keys = (
-            (start + jnp.arange(size))[None] if own is None else own
-            for own, start, size in zip(
-                (mask.query_positions, mask.key_positions), starts, (self.grid.queries, self.grid.keys), strict=True
-            )
-        )
+        at = lambda positions, start, size: (start + jnp.arange(size))[None] if positions is None else positions
+        less = lambda lengths, start: None if lengths is None else lengths - start
         return mask.replace(
-            query_positions=queries, key_positions=keys, query_seq_lengths=of(mask.query_seq_lengths, starts[0]),
-            key_value_seq_lengths=of(mask.key_value_seq_lengths, starts[1]),
-            prefix_lengths=of(mask.prefix_lengths, starts[1]),
-        )  # fmt: skip
+            query_positions=at(mask.query_positions, row, grid.queries),
+            key_positions=at(mask.key_positions, column, grid.keys),
+            query_seq_lengths=less(mask.query_seq_lengths, row),
+            key_value_seq_lengths=less(mask.key_value_seq_lengths, column),
+            prefix_lengths=less(mask.prefix_lengths, column),
+        )
 
     def allowed(self, i: Int[Array, ''], j: Int[Array, '']) -> Bool[Array, '1 #N queries keys']:
         """The pairs of the tile (i, j) that the mask allows."""
