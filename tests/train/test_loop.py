@@ -1,6 +1,5 @@
 """The loop, with a line through noisy points as its task."""
 
-import functools
 import signal
 
 import jax
@@ -10,7 +9,6 @@ import pytest
 
 from attnlab.errors import Diverged, Pruned, RunError, Stopped, UserError
 from attnlab.kernels.losses import Sums
-from attnlab.tasks.task import Task
 from attnlab.train import checkpoint, loop
 from attnlab.train.durations import Durations
 from tests.train.helpers import BATCH, EXAMPLES, INPUTS, TARGETS, config, make_task, newest, records, same_runs
@@ -143,7 +141,7 @@ def test_a_signal_saves_and_stops_and_nothing_is_lost(tmp_path, number, signals)
 
     def asking(params):
         signal.raise_signal(number)  # in the middle of the evaluation at step 5
-        return plain.evaluate(params)
+        return plain.validate(params)
 
     with pytest.raises(Stopped, match=f'{number.name}: saved at step 5; the same command goes on') as stopped:
         loop.train(config(), make_task(evaluate=asking), broken)
@@ -256,7 +254,7 @@ def test_who_watches_sees_every_evaluation_but_the_last_and_may_end_the_run(tmp_
 def test_direction_of_best(tmp_path):
     scores = iter([3.0, 2.0, 2.5, 2.0])
     task = make_task(evaluate=lambda params: {'bleu': next(scores)})
-    task = functools.partial(Task, **{**task.__dict__, 'best': ('bleu', 'max')})()
+    task.best = ('bleu', 'max')
     assert loop.train(config(), task, tmp_path)['best_step'] == 5
 
 

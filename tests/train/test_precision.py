@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attnlab import configs, tasks
-from attnlab.configs.language import LanguageConfig, LanguageModelConfig
+from attnlab.configs.language import GrammarText, LanguageConfig, LanguageModelConfig
 from attnlab.errors import RunError
 from attnlab.kernels.losses import Sums
 from attnlab.train import checkpoint, devices, loop, optimizer, precision
@@ -213,8 +213,8 @@ def halved_task(bad=()):
 
 def config(dtype='float16', **changes):
     plain = helpers.config(**changes)
-    model = LanguageModelConfig(dtype=dtype)
-    return LanguageConfig(seed=plain.seed, train=plain.train, optimizer=plain.optimizer, model=model)
+    common = dict(seed=plain.seed, train=plain.train, optimizer=plain.optimizer)
+    return LanguageConfig(data=GrammarText(), model=LanguageModelConfig(dtype=dtype), **common)
 
 
 @pytest.mark.parametrize('ema', [0.0, 0.5])
