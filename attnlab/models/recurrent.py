@@ -47,7 +47,7 @@ class DecoderStep(nn.Module):
     def __call__(
         self, state: State, source: Source, previous: Float[Array, 'B E']
     ) -> tuple[State, tuple[Float[Array, 'B D'], Float[Array, 'B C'], Float[Array, 'B S']]]:
-        """State and embedded previous token [B, E]: the next state, and (s_t, c_t, weights), from which logits are made.
+        """State and embedded previous token [B, E]: the next state, and s_t, c_t and weights for the logits.
 
         The original makes them from s_{t-1}.
         """
