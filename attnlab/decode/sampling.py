@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key, UInt32
 
 from attnlab.errors import RunError, UserError
 from attnlab.kernels import axes
@@ -39,7 +39,7 @@ def sample(
     state: Any,
     first: Int[Array, ' B'],
     *,
-    rng: PRNGKeyArray | UInt32[Array, '...'],
+    rng: Key[Array, '...'] | UInt32[Array, '...'],
     limit: int,
     stop: int | Int[Array, ''] | None = None,
     end: int | None = None,
@@ -169,7 +169,7 @@ def _wide(logits: Float[Array, '*B V']) -> Float[Array, '*B V']:
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
-def _row_keys(rng: PRNGKeyArray | UInt32[Array, '...'], first: Int[Array, ' B']) -> PRNGKeyArray:
+def _row_keys(rng: Key[Array, '...'] | UInt32[Array, '...'], first: Int[Array, ' B']) -> Key[Array, ' B']:
     """A typed key for each row."""
     if first.ndim != 1:
         raise ValueError(f'first has shape {first.shape}; expected [B], one token a row')

@@ -71,7 +71,7 @@ class PositionEncoding:
         self,
         heads: int,
         lengths: tuple[int, int],
-        positions: tuple[Positions | None, Positions | None],
+        positions: tuple[Positions | None, Int[ArrayLike, '*#B S'] | None],
         bidirectional: bool,
     ) -> Float[Array, 'b N T S'] | None:
         """A learned bias of the attention logits; None: no bias.
@@ -192,7 +192,7 @@ class Relative(PositionEncoding):
         self,
         heads: int,
         lengths: tuple[int, int],
-        positions: tuple[Positions | None, Positions | None],
+        positions: tuple[Positions | None, Int[ArrayLike, '*#B S'] | None],
         bidirectional: bool,
     ) -> Float[Array, 'b N T S'] | None:
         queries, keys = (

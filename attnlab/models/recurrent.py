@@ -14,7 +14,7 @@ from attnlab.layers.source_attention import SourceAttention
 
 
 class Source(NamedTuple):
-    """What the decoder knows of a batch of source sentences.
+    """The encoded source sentences of a batch, as the decoder reads them.
 
     memory: [B, S, C] the encoder's states, or [B, C] its last one where the context is fixed.
     keys: [B, S, H] their part of the attention score; None where the context is fixed.  lengths: [B].
@@ -39,7 +39,7 @@ class DecoderStep(nn.Module):
     def prepare(
         self, states: Float[Array, 'B S C'], last: Float[Array, 'B C'], lengths: Int[Array, ' B']
     ) -> Source:
-        """What of the source is computed once a sentence."""
+        """The part that is computed once a sentence."""
         if self.config.attention == 'none':
             return Source(last, None, lengths)
         return Source(states, self.attend.keys(states), lengths)
@@ -47,9 +47,9 @@ class DecoderStep(nn.Module):
     def __call__(
         self, state: State, source: Source, previous: Float[Array, 'B E']
     ) -> tuple[State, tuple[Float[Array, 'B D'], Float[Array, 'B C'], Float[Array, 'B S']]]:
-        """State and embedded previous token [B, E]: the next state, and what words are read off: s_t, c_t, weights.
+        """State and embedded previous token [B, E]: the next state, and s_t, c_t and weights for the logits.
 
-        In the original it is s_{t-1}.
+        The original makes them from s_{t-1}.
         """
         if source.keys is None:
             context, weights = source.memory, jnp.zeros((previous.shape[0], 0), previous.dtype)
@@ -92,7 +92,7 @@ class RecurrentSeq2Seq(nn.Module):
         self.drop = nn.Dropout(config.dropout)
 
     def encode(self, source: Int[Array, 'B S'], deterministic: bool = True) -> tuple[State, Source]:
-        """Source tokens [B, S]: the decoder's first state, and what it attends to."""
+        """Source tokens [B, S]: the decoder's first state, and the encoded source."""
         lengths = jnp.sum(source != 0, axis=1)
         embedded = self.drop(self.embed_source(source), deterministic=deterministic)
         states, last = self.encoder(embedded, length_mask(lengths, source.shape[1]), deterministic)
@@ -122,17 +122,17 @@ class RecurrentSeq2Seq(nn.Module):
     def decode(
         self, state: State, source: Source, tokens: Int[Array, ' B']
     ) -> tuple[State, Float[Array, 'B V'], Float[Array, 'B S']]:
-        """One step of use: the previous tokens [B] give the next state, logits [B, V] and attention [B, S]."""
+        """One step of decoding: the previous tokens [B] give the next state, logits [B, V] and attention [B, S]."""
         previous = self.embed_target(tokens)
         state, (output, context, weights) = self.step(state, source, previous)
         return state, self.logits(output, context, previous, True), weights
 
     def __call__(
         self, source: Int[Array, 'B S'], inputs: Int[Array, 'B T'], deterministic: bool = True
-    ) -> tuple[Float[Array, 'B T V'], Float[Array, 'B T S']]:
+    ) -> tuple[Float[Array, 'B T V'], Float[Array, 'B T keys']]:
         """Teacher forcing: source [B, S] and decoder inputs [B, T] give logits [B, T, V] and attention [B, T, S].
 
-        Row t of the attention is read while token t of the output is made; S is 0 where the context is fixed.
+        Row t of the attention is read while token t of the output is made; it is [B, T, 0] if the context is fixed.
         """
         state, memory = self.encode(source, deterministic)
         previous = self.drop(self.embed_target(inputs), deterministic=deterministic)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -18,6 +18,7 @@ Output = tuple[Array, dict[str, Array]]
 """Logits, and `aux` of the experts of each layer."""
 
 
+@runtime_checkable
 class Sequence2SequenceModel(Protocol):
     """A model that translates source tokens [B, S] into target tokens [B, T], as pure functions of its parameters."""
 
