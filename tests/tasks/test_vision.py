@@ -330,7 +330,7 @@ def test_two_forms_of_one_embedding_are_one_model(first_losses):
 @pytest.mark.parametrize(('override', 'message'), [
     ('model.patch=5,5', 'model: patches of height 5 do not divide images of height 16; expected a divisor'),
     ('model.patch=4', 'model.patch'),
-    ('model.pool=max', 'model.pool is \'max\'; expected 'mean', 'class' or 'attention''),
+    ('model.pool=max', "model.pool is 'max'; expected 'mean', 'class' or 'attention'"),
     ('model.positions=alibi', "model: positions is 'alibi'; expected 'learned', 'sinusoidal', 'rotary' or 'none'"),
     ('model.registers=-1', 'model.registers is -1; expected 0 or more'),
     ('model.convolutions=0', 'model.convolutions is 0; expected 1 or more'),
