@@ -22,11 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.argv[1:2] and sys.argv[1] in _COMPUTING:
             environment.ask_for_large_pages()
     code, line = _run(list(sys.argv[1:] if argv is None else argv))
-    joined = sys.modules.get('attnlab.train.processes')
+    if environment.joined:
+        from attnlab.train import processes
+
+        line = processes.named(line) if line else ''
     if line:
-        print('attnlab:', _printable(joined.named(line) if joined else line), file=sys.stderr)
-    if code and joined and joined.several():  # at a usual end it would wait for the others, and they for it
-        joined.leave(code)
+        print('attnlab:', _printable(line), file=sys.stderr)
+    if code and environment.joined and processes.several():
+        processes.leave(code)
     if code == 1 and argv is None:  # threads of a save that failed would tell of it once more, in tracebacks
         environment.leave(code)
     return code

@@ -14,6 +14,9 @@ from typing import Any, NoReturn
 _DEVICES = 'force_host_platform_device_count'
 _LAUNCHER = 'ATTNLAB_LAUNCHER'
 
+joined = False
+"""Whether this process has joined others for a training (`attnlab.train.processes.join`)."""
+
 CPU_DEVICES = 8
 """At most so many cores of a CPU are devices of their own, which share a batch; each uses the others' cores too."""
 

@@ -22,7 +22,7 @@ os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'  # programs under
 
 from jaxtyping import install_import_hook  # noqa: E402  (after the environment, as it may import JAX)
 
-install_import_hook(['attnlab.kernels', 'attnlab.layers'], 'beartype.beartype')
+install_import_hook(['attnlab.kernels', 'attnlab.layers', 'attnlab.models', 'attnlab.decode'], 'beartype.beartype')
 hypothesis.settings.register_profile('repeatable', derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile('repeatable')
 

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / 'attnlab'
 # From the top.  A config knows nothing but files and errors, so every room that reads one stands above it.
 ROOMS = (
     'cli bench sweeps report train tasks decode models layers kernels data configs flags launch environment files '
-    'errors'
+    'parameters errors'
 ).split()
 FORBIDDEN = {
     'kernels': {'flax', 'optax', 'orbax'},
@@ -19,6 +19,7 @@ FORBIDDEN = {
     'launch': {'jax', 'flax', 'numpy'},
     'environment': {'jax', 'flax', 'numpy'},
     'files': {'jax', 'flax', 'numpy'},
+    'parameters': {'jax', 'flax', 'numpy'},
     'errors': {'jax', 'flax', 'numpy'},
     'report': {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex'},
 }

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.kernels.attention import IMPLEMENTATIONS, dot_product_attention, fastest
+from attnlab.kernels.attention import dot_product_attention
 from attnlab.kernels.call import Call
+from attnlab.kernels.implementations import IMPLEMENTATIONS, fastest
 from attnlab.kernels.masks import Visibility
 
 

@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attnlab.bench import peers, steps
+from attnlab.bench import steps
 from attnlab.bench.timing import interleave
 from attnlab.configs import LanguageModelConfig
 from attnlab.decode import cache
 from attnlab.decode.sampling import sample
 from attnlab.errors import RunError
-from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.models.language import LanguageModel
 
 PROMPT, BATCHES = 16, (1, 8)  # of decoding
@@ -62,7 +61,7 @@ def measure(models: Sequence[Sizes], rounds: int, seconds: float) -> None:
             print(steps.row(f'decoding, batch {batch}', batch * (sizes.context - PROMPT), times), flush=True)
         for reason in missing:
             print(f'-: {reason}')
-        steps.profile(loss_of(model), params, arrays, products(sizes), rounds, seconds)
+        steps.profile(steps.loss_of(model), params, arrays, products(sizes), rounds, seconds)
 
 
 def start(sizes: Sizes) -> tuple[LanguageModel, Any, tuple[np.ndarray, np.ndarray]]:
@@ -91,29 +90,11 @@ def _peer(sizes: Sizes, params: Any) -> Any:
 def trainers(
     sizes: Sizes, model: LanguageModel, params: Any, arrays: tuple[np.ndarray, ...]
 ) -> tuple[dict[str, Callable[[], float]], list[str]]:
-    """The training steps by side, and why one is missing; raises RunError if they are not the same computation."""
+    """As `steps.trainers`."""
     from attnlab.bench import lm_torch as peer
 
-    check(model, params, _peer(sizes, params), arrays)
-    theirs = lambda compiled: peers.trainer(_peer(sizes, params), peer.loss, peer.tensors(arrays), compiled)
-    return steps.sides(steps.trainer(loss_of(model), params, arrays), theirs)
-
-
-def check(model: LanguageModel, params: Any, other: Any, arrays: tuple[np.ndarray, ...]) -> None:
-    """Raises RunError unless both have the same loss."""
-    from attnlab.bench import lm_torch as peer
-
-    steps.check(loss_of(model), params, arrays, peer.evaluate(other, arrays))
-
-
-def loss_of(model: LanguageModel) -> steps.Loss:
-    """The mean over all labels, of a batch (inputs, labels)."""
-
-    def loss(params: Any, batch: Any, rng: jax.Array) -> Sums:
-        inputs, labels = batch
-        return cross_entropy(model.apply({'params': params}, inputs)[0], labels, padding=-1)  # every label counts
-
-    return loss
+    other = lambda: _peer(sizes, params)
+    return steps.trainers(steps.loss_of(model), params, arrays, other, peer.loss, peer.tensors(arrays))
 
 
 # Decoding
@@ -155,10 +136,7 @@ def same_tokens(found: Mapping[str, np.ndarray]) -> None:
             raise RunError(f'the same weights and prompt: {first} and {name} part in row {row} at token {at}')
 
 
-def products(sizes: Sizes) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Shapes of both sides of each matrix product of the forward pass, attention's over all pairs, masked or not."""
+def products(sizes: Sizes) -> steps.Shapes:
+    """Shapes of both sides of each matrix product of the forward pass."""
     V, D, L, N, T, B = sizes
-    tokens, head = B * T, (B, N, T, D // N)
-    attention = [*[((tokens, D), (D, D))] * 4, (head, (B, N, D // N, T)), ((B, N, T, T), head)]
-    return [*attention, ((tokens, D), (D, 4 * D)), ((tokens, 4 * D), (4 * D, D))] * L + [((tokens, D), (D, V))]
-
+    return steps.block_products(B, T, D, N, 4 * D) * L + [((B * T, D), (D, V))]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.bench import peers
+from attnlab.bench.peers import linear
 
 torch: Any = peers.torch()
 nn, F = torch.nn, torch.nn.functional
@@ -73,12 +74,6 @@ def loss(model: LanguageModel, inputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
 
 
-def evaluate(model: LanguageModel, arrays: tuple[np.ndarray, ...]) -> float:
-    """The loss on (inputs, labels)."""
-    with torch.no_grad():
-        return loss(model, *tensors(arrays)).item()
-
-
 def generate(model: LanguageModel, prompt: np.ndarray, count: int) -> np.ndarray:
     """The `count` tokens [B, count] that follow the prompt [B, P], each the most probable one; keys are cached."""
     tokens, chosen = torch.from_numpy(prompt).long(), []
@@ -94,14 +89,14 @@ def generate(model: LanguageModel, prompt: np.ndarray, count: int) -> np.ndarray
 
 def load(model: LanguageModel, params: Mapping[str, Any]) -> None:
     """Gives `model` the parameters of our tree."""
-    model.load_state_dict({name: torch.from_numpy(x.copy()) for name, x in state_dict(params).items()})
+    peers.load(model, state_dict(params))
 
 
 def state_dict(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Our tree (of parameters or of gradients) under PyTorch's names and in its layout."""
     stack, table = params['stack'], params['place']['positions']['table']
     out = {'embedding.weight': params['embedding']['embedding'], 'positions.weight': table}
-    out |= _norm('norm', stack['norm'])
+    out |= norm('norm', stack['norm'])
     for layer in range(len(stack) - 1):
         out |= {f'blocks.{layer}.{name}': x for name, x in block_state(stack[f'block_{layer}']).items()}
     return {name: np.asarray(x) for name, x in out.items()}
@@ -117,15 +112,12 @@ def block_state(params: Mapping[str, Any]) -> dict[str, Any]:
         'bias': np.concatenate([part['bias'].reshape(-1) for part in parts]),
     }
     out = {'kernel': attention['out']['kernel'].reshape(-1, D), 'bias': attention['out']['bias']}
-    linear = _linear('qkv', qkv) | _linear('out', out) | _linear('up', mlp['up']) | _linear('down', mlp['down'])
-    return linear | _norm('attention_norm', params['attention_norm']) | _norm('mlp_norm', params['mlp_norm'])
+    products = linear('qkv', qkv) | linear('out', out) | linear('up', mlp['up']) | linear('down', mlp['down'])
+    return products | norm('attention_norm', params['attention_norm']) | norm('mlp_norm', params['mlp_norm'])
 
 
-def _linear(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    return {f'{name}.weight': params['kernel'].T, f'{name}.bias': params['bias']}
-
-
-def _norm(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+def norm(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """`state_dict` of one norm."""
     return {f'{name}.weight': params['scale'], f'{name}.bias': params['bias']}
 
 

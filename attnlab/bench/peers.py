@@ -1,7 +1,9 @@
 """The way to PyTorch, an optional extra, and a training step as its users write one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from attnlab.errors import RunError, UserError
 
@@ -15,6 +17,25 @@ def torch() -> Any:
     except ImportError:
         raise UserError("PyTorch is not installed; pip install 'attnlab[peers]' installs it") from None
     return torch
+
+
+def load(model: Any, arrays: Mapping[str, Any]) -> None:
+    """Give a model the parameters of its names."""
+    model.load_state_dict({name: torch().from_numpy(np.array(x)) for name, x in arrays.items()})
+
+
+def linear(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Our dense layer under PyTorch's names and in its layout."""
+    return {f'{name}.weight': params['kernel'].T} | ({f'{name}.bias': params['bias']} if 'bias' in params else {})
+
+
+def evaluate(model: Any, loss: Callable[..., Any], batch: Sequence[Any]) -> float:
+    """loss(model, *batch) without dropout."""
+    model.eval()
+    with torch().no_grad():
+        value = loss(model, *batch).item()
+    model.train()
+    return value
 
 
 def trainer(

@@ -1,5 +1,6 @@
 """A training step of the recurrent model beside the same step in PyTorch."""
 
+import functools
 from collections.abc import Callable
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -75,29 +76,17 @@ def trainers(sizes: Sizes, attention: Attention, arrays: tuple[np.ndarray, ...])
     """The two training steps, by name; raises RunError if they are not the same computation."""
     from attnlab.bench import seq2seq_torch as peer
 
-    config = RecurrentConfig(
-        embedding=sizes.embedding, hidden=sizes.hidden, attention=attention, dropout=sizes.dropout
-    )  # fmt: skip
-    model = RecurrentSeq2Seq(sizes.vocabulary, sizes.vocabulary, config)
-    other = peer.Seq2Seq(
-        sizes.vocabulary, sizes.vocabulary, 'gru', sizes.embedding, sizes.hidden, 1, True, False, attention,
-        sizes.dropout,
-    )  # fmt: skip
+    V, embedding, hidden, *_, dropout = sizes
+    config = RecurrentConfig(embedding=embedding, hidden=hidden, attention=attention, dropout=dropout)
+    model = RecurrentSeq2Seq(V, V, config)
+    other = peer.Seq2Seq(V, V, 'gru', embedding, hidden, 1, True, False, attention, dropout)
     params = jax.jit(model.init)(jax.random.key(0), *arrays[:2])['params']
     peer.load(other, params)
-    check(model, params, other, arrays)
-    smoothed = lambda model, source, inputs, labels: peer.loss(model, source, inputs, labels, SMOOTHING)
+    loss, tensors = functools.partial(peer.loss, smoothing=SMOOTHING), peer.tensors(arrays)
+    steps.check(loss_of(model, noise=False), params, arrays, peers.evaluate(other, loss, tensors))
     return {
-        'attnlab': steps.trainer(loss_of(model), params, arrays),
-        'PyTorch': peers.trainer(other, smoothed, peer.tensors(arrays)),
-    }
-
-
-def check(model: RecurrentSeq2Seq, params: Any, other: Any, arrays: tuple[np.ndarray, ...]) -> None:
-    """Raises RunError unless both have the same loss without dropout."""
-    from attnlab.bench import seq2seq_torch as peer
-
-    steps.check(loss_of(model, noise=False), params, arrays, peer.evaluate(other, arrays, SMOOTHING))
+        'attnlab': steps.trainer(loss_of(model), params, arrays), 'PyTorch': peers.trainer(other, loss, tensors),
+    }  # fmt: skip
 
 
 def loss_of(model: RecurrentSeq2Seq, noise: bool = True) -> steps.Loss:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.bench import peers
+from attnlab.bench.peers import linear
 
 torch: Any = peers.torch()
 nn, F = torch.nn, torch.nn.functional
@@ -132,19 +133,9 @@ def tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor, Tensor]:
     return source, inputs, labels
 
 
-def evaluate(model: Seq2Seq, arrays: tuple[np.ndarray, ...], smoothing: float) -> float:
-    """The loss on (source, inputs, labels) without dropout."""
-    model.eval()
-    with torch.no_grad():
-        value = loss(model, *tensors(arrays), smoothing)
-    model.train()
-    return value.item()
-
-
 def load(model: Seq2Seq, params: Mapping[str, Any]) -> None:
     """Gives `model` the parameters of our tree."""
-    arrays = state_dict(params, model.reverse_source)
-    model.load_state_dict({name: torch.from_numpy(x.copy()) for name, x in arrays.items()})
+    peers.load(model, state_dict(params, model.reverse_source))
 
 
 def state_dict(params: Mapping[str, Any], reverse_source: bool) -> dict[str, np.ndarray]:
@@ -154,14 +145,14 @@ def state_dict(params: Mapping[str, Any], reverse_source: bool) -> dict[str, np.
     Its LSTM has two biases where one is enough; `bias_ih` is zero here.
     """
     out = {f'embed_{side}.weight': params[f'embed_{side}']['embedding'] for side in ('source', 'target')}
-    out |= {'bias': params['bias']} | _linear('start', params['start']) | _linear('read', params['read'])
+    out |= {'bias': params['bias']} | linear('start', params['start']) | linear('read', params['read'])
     out |= _encoder(params['encoder'], 'backward' if reverse_source else 'forward')
     step = params['step']
     suffix = '' if 'attend' in step else '_l0'
     out |= {f'decoder.{name}{suffix}': x for name, x in _cell(step['recurrence']).items()}
     if 'attend' in step:
         attend = step['attend']
-        out |= _linear('attend.query', attend['query']) | _linear('attend.key', attend['key'])
+        out |= linear('attend.query', attend['query']) | linear('attend.key', attend['key'])
         out |= {'attend.vector.weight': attend['vector'].T} if 'vector' in attend else {}
     return {name: np.asarray(x) for name, x in out.items()}
 
@@ -173,10 +164,6 @@ def _encoder(params: Mapping[str, Any], first: str) -> dict[str, Any]:
         suffix = f'_l{layer}' if way == first else f'_l{layer}_reverse'
         out |= {f'encoder.{weight}{suffix}': x for weight, x in _cell(run['cell']).items()}
     return out
-
-
-def _linear(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    return {f'{name}.weight': params['kernel'].T} | ({f'{name}.bias': params['bias']} if 'bias' in params else {})
 
 
 def _cell(params: Mapping[str, Any]) -> dict[str, Any]:

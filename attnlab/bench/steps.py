@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from attnlab.bench import peers
 from attnlab.bench.peers import CLIP, RATE
 from attnlab.bench.timing import hardware, interleave
 from attnlab.configs.run import OptimizerConfig, RunConfig, TrainConfig
 from attnlab.errors import RunError
+from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.train.setup import Setup, assemble
 from attnlab.train.step import Loss
 
@@ -28,6 +30,16 @@ def setup() -> Setup:
     """The training of every side: clipping and Adam at a constant rate, on one device."""
     adam = OptimizerConfig(learning_rate=RATE, clip=CLIP, schedule='constant', warmup='0 steps')
     return assemble(RunConfig(optimizer=adam, train=TrainConfig(batch_size=1, mesh='data=1')), examples=1)
+
+
+def loss_of(model: Any) -> Loss:
+    """The mean cross-entropy over all labels of a batch (inputs, labels)."""
+
+    def loss(params: Any, batch: Any, rng: jax.Array) -> Sums:
+        inputs, labels = batch
+        return cross_entropy(model.apply({'params': params}, inputs)[0], labels, padding=-1)  # every label counts
+
+    return loss
 
 
 def trainer(loss: Loss, params: Any, batch: Any) -> Callable[[], float]:
@@ -53,16 +65,21 @@ def check(loss: Loss, params: Any, batch: Any, theirs: float) -> None:
         raise RunError(f'the same weights and batch give the loss {ours:.6f} here and {theirs:.6f} in PyTorch')
 
 
-def sides(
-    ours: Callable[[], float], theirs: Callable[[bool], Callable[[], float]]
+def trainers(
+    loss: Loss, params: Any, batch: Any, other: Callable[[], Any], their_loss: Callable[..., Any], theirs: Sequence[Any]
 ) -> tuple[dict[str, Callable[[], float]], list[str]]:
-    """The training steps by side, and why one is missing; theirs: whether to compile -> a step."""
-    functions = {SIDES[0]: ours, SIDES[1]: theirs(False)}
-    try:
-        functions[SIDES[2]] = theirs(True)
-    except RunError as error:
-        return functions, [str(error)]
-    return functions, []
+    """The training steps by side, and why one is missing; raises RunError if they are not the same computation.
+
+    other: makes PyTorch's model with our parameters.  their_loss, theirs: of that model and the batch as tensors.
+    """
+    check(loss, params, batch, peers.evaluate(other(), their_loss, theirs))
+    functions, missing = {SIDES[0]: trainer(loss, params, batch)}, []
+    for side, compiled in zip(SIDES[1:], (False, True), strict=True):
+        try:
+            functions[side] = peers.trainer(other(), their_loss, theirs, compiled)
+        except RunError as error:  # it does not compile here
+            missing.append(str(error))
+    return functions, missing
 
 
 def opening(torch: Any) -> str:
@@ -125,6 +142,13 @@ def parts(loss: Loss, params: Any, batch: Any, products: Shapes) -> dict[str, Ca
         'forward and backward': lambda: jax.block_until_ready(both(params, batch)),
         'products': lambda: jax.block_until_ready(multiplied(operands)),
     }
+
+
+def block_products(B: int, T: int, D: int, N: int, F: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Products of the forward pass of one block; attention's are over all pairs, masked or not."""
+    tokens, head = B * T, (B, N, T, D // N)
+    attention = [*[((tokens, D), (D, D))] * 4, (head, (B, N, D // N, T)), ((B, N, T, T), head)]
+    return [*attention, ((tokens, D), (D, F)), ((tokens, F), (F, D))]
 
 
 def operands_of(products: Shapes) -> list[list[jax.Array]]:

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attnlab.bench import peers, steps
+from attnlab.bench import steps
 from attnlab.bench.timing import interleave
 from attnlab.configs import Cifar10Data, VitConfig
 from attnlab.data.images import SIDE, Images
-from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.models.vision import VisionTransformer
 from attnlab.tasks.vision import corpus
 
@@ -60,7 +59,7 @@ def measure(models: Sequence[Sizes], rounds: int, seconds: float) -> None:
         print(steps.row('training', sizes.batch, times), flush=True)
         for reason in missing:
             print(f'-: {reason}')
-        steps.profile(loss_of(model), params, arrays, products(sizes), rounds, seconds)
+        steps.profile(steps.loss_of(model), params, arrays, products(sizes), rounds, seconds)
 
 
 def start(sizes: Sizes) -> tuple[VisionTransformer, Any, tuple[np.ndarray, np.ndarray]]:
@@ -81,7 +80,7 @@ def start(sizes: Sizes) -> tuple[VisionTransformer, Any, tuple[np.ndarray, np.nd
 def trainers(
     sizes: Sizes, model: VisionTransformer, params: Any, arrays: tuple[np.ndarray, ...]
 ) -> tuple[dict[str, Callable[[], float]], list[str]]:
-    """The training steps by side, and why one is missing; raises RunError if they are not the same computation."""
+    """As `steps.trainers`."""
     from attnlab.bench import vit_torch as peer
 
     def other() -> Any:
@@ -91,29 +90,15 @@ def trainers(
         peer.load(made, params)
         return made
 
-    steps.check(loss_of(model), params, arrays, peer.evaluate(other(), arrays))
-    theirs = lambda compiled: peers.trainer(other(), peer.loss, peer.tensors(arrays), compiled)
-    return steps.sides(steps.trainer(loss_of(model), params, arrays), theirs)
-
-
-def loss_of(model: VisionTransformer) -> steps.Loss:
-    """The mean over a batch (images, labels)."""
-
-    def loss(params: Any, batch: Any, rng: jax.Array) -> Sums:
-        images, labels = batch
-        return cross_entropy(model.apply({'params': params}, images)[0], labels, padding=-1)
-
-    return loss
+    return steps.trainers(steps.loss_of(model), params, arrays, other, peer.loss, peer.tensors(arrays))
 
 
 def products(sizes: Sizes) -> steps.Shapes:
     """Shapes of both sides of each matrix product of the forward pass."""
-    B, D, N, F = sizes.batch, sizes.width, sizes.heads, sizes.mlp_width
-    T = (sizes.side // sizes.patch) ** 2
-    tokens, head = B * T, (B, N, T, D // N)
-    attention = [*[((tokens, D), (D, D))] * 4, (head, (B, N, D // N, T)), ((B, N, T, T), head)]
-    blocks = [*attention, ((tokens, D), (D, F)), ((tokens, F), (F, D))] * sizes.layers
-    return [((tokens, 3 * sizes.patch**2), (3 * sizes.patch**2, D)), *blocks, ((B, D), (D, sizes.classes))]
+    B, D, T = sizes.batch, sizes.width, (sizes.side // sizes.patch) ** 2
+    patch = 3 * sizes.patch**2
+    blocks = steps.block_products(B, T, D, sizes.heads, sizes.mlp_width) * sizes.layers
+    return [((B * T, patch), (patch, D)), *blocks, ((B, D), (D, sizes.classes))]
 
 
 # The input
@@ -124,7 +109,9 @@ BATCHES = 20
 INPUTS = {
     'crop, flip': Cifar10Data(crop=4, flip=True),
     'and trivial': Cifar10Data(crop=4, flip=True, policy='trivial'),
-    'and rand, erase, mix': Cifar10Data(crop=4, flip=True, policy='rand', strength=0.9, erase=0.25, mixup=0.8, cutmix=1.0),
+    'and rand, erase, mix': Cifar10Data(
+        crop=4, flip=True, policy='rand', strength=0.9, erase=0.25, mixup=0.8, cutmix=1.0
+    ),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.bench import lm_torch
+from attnlab.bench import lm_torch, peers
 
 torch: Any = lm_torch.torch
 nn, F = torch.nn, torch.nn.functional
@@ -43,12 +43,6 @@ def loss(model: VisionTransformer, images: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(images), labels)
 
 
-def evaluate(model: VisionTransformer, arrays: tuple[np.ndarray, ...]) -> float:
-    """The loss on (images, labels)."""
-    with torch.no_grad():
-        return loss(model, *tensors(arrays)).item()
-
-
 def tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor]:
     """Arrays (images [B, H, W, C], labels) as tensors, channels first."""
     images, labels = arrays
@@ -57,16 +51,15 @@ def tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor]:
 
 def load(model: VisionTransformer, params: Mapping[str, Any]) -> None:
     """Gives `model` the parameters of our tree."""
-    model.load_state_dict({name: torch.from_numpy(x.copy()) for name, x in state_dict(params).items()})
+    peers.load(model, state_dict(params))
 
 
 def state_dict(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Our tree (of parameters or of gradients) under PyTorch's names and in its layout."""
     stack, embedding = params['stack'], params['embedding']
     out = {'embedding.weight': np.transpose(embedding['kernel'], (3, 2, 0, 1)), 'embedding.bias': embedding['bias']}
-    out |= {'positions': params['positions']['table'], 'norm.weight': stack['norm']['scale']}
-    out |= {'norm.bias': stack['norm']['bias'], 'head.bias': params['head']['bias']}
-    out['head.weight'] = params['head']['kernel'].T
+    out |= {'positions': params['positions']['table'], **peers.linear('head', params['head'])}
+    out |= lm_torch.norm('norm', stack['norm'])
     for layer in range(len(stack) - 1):
         block = lm_torch.block_state(stack[f'block_{layer}'])
         out |= {f'blocks.{layer}.{name}': x for name, x in block.items()}

@@ -61,8 +61,6 @@ class BlockConfig(Section):
 
     def check(self) -> None:
         check_depth('layers', self.layers, self.scan)
-        if self.mixer != 'attention' and self.positions in ('rotary', 'alibi', 'relative'):
-            raise UserError(f'positions is {self.positions!r}, which turns attention, and mixer has none')
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,7 +153,7 @@ def operated(pixels: np.ndarray, strength: np.ndarray, random: Random) -> np.nda
 def turned(pixels: np.ndarray, frame: np.ndarray, shift: np.ndarray) -> np.ndarray:
     """out[x] = in[frame x + shift], from the image's centre, by the nearest pixel; black from outside.
 
-    frame: [B, 2, 2] and shift: [B, 2], both over (row, column).
+    frame: [B or 1, 2, 2] and shift: [B or 1, 2], both over (row, column).
     """
     B, H, W, _ = pixels.shape
     middle = np.array([(H - 1) / 2, (W - 1) / 2])
@@ -165,40 +165,34 @@ def turned(pixels: np.ndarray, frame: np.ndarray, shift: np.ndarray) -> np.ndarr
     return np.where(inside[..., None], found, 0).astype(np.uint8).reshape(pixels.shape)
 
 
-def _frame(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
-    return np.stack([np.stack([a, b], axis=-1), np.stack([c, d], axis=-1)], axis=-2)
+def _stacked(*entries: np.ndarray | float) -> np.ndarray:
+    return np.stack(np.broadcast_arrays(*entries), axis=-1)
 
 
-def _still(n: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.ones(n), np.zeros(n)
+def _frame(*entries: np.ndarray | float) -> np.ndarray:
+    return _stacked(*entries).reshape(-1, 2, 2)
 
 
 def shear_x(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    one, none = _still(len(pixels))
-    return turned(pixels, _frame(one, none, 0.3 * strength * sign, one), np.zeros((len(pixels), 2)))
+    return turned(pixels, _frame(1, 0, 0.3 * strength * sign, 1), np.zeros((1, 2)))
 
 
 def shear_y(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    one, none = _still(len(pixels))
-    return turned(pixels, _frame(one, 0.3 * strength * sign, none, one), np.zeros((len(pixels), 2)))
+    return turned(pixels, _frame(1, 0.3 * strength * sign, 0, 1), np.zeros((1, 2)))
 
 
 def translate_x(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    one, none = _still(len(pixels))
-    far = FARTHEST * pixels.shape[2] * strength * sign
-    return turned(pixels, _frame(one, none, none, one), np.stack([none, far], axis=-1))
+    return turned(pixels, _frame(1, 0, 0, 1), _stacked(0, FARTHEST * pixels.shape[2] * strength * sign))
 
 
 def translate_y(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    one, none = _still(len(pixels))
-    far = FARTHEST * pixels.shape[1] * strength * sign
-    return turned(pixels, _frame(one, none, none, one), np.stack([far, none], axis=-1))
+    return turned(pixels, _frame(1, 0, 0, 1), _stacked(FARTHEST * pixels.shape[1] * strength * sign, 0))
 
 
 def rotate(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
     angle = np.deg2rad(30) * strength * sign
     cos, sin = np.cos(angle), np.sin(angle)
-    return turned(pixels, _frame(cos, -sin, sin, cos), np.zeros((len(pixels), 2)))
+    return turned(pixels, _frame(cos, -sin, sin, cos), np.zeros((1, 2)))
 
 
 def _towards(pixels: np.ndarray, end: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:

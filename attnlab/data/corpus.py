@@ -1,6 +1,5 @@
 """Plain text for language models, whole or in documents: any file, tiny Shakespeare, sentences of the grammar."""
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from attnlab.errors import UserError
 
 URL = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'
 SHA256 = '86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'
-_REMEDY = 'a folder that holds it is taken by --config.data.folder=DIR, or as DIR/tinyshakespeare by ATTNLAB_DATA=DIR'
 _SEPARATORS = {'lines': r'\n', 'paragraphs': r'\n(?:[^\S\n]*\n)+'}
 
 
@@ -42,13 +40,8 @@ def shakespeare(folder: str | Path = '') -> Text:
     It is `input.txt` of `folder` if given, else of $ATTNLAB_DATA/tinyshakespeare if set, whatever stands there; else
     of the cache ($XDG_CACHE_HOME or ~/.cache, attnlab/tinyshakespeare), downloaded if missing, its checksum compared.
     """
-    if folder:
-        return read(Path(folder) / 'input.txt')
-    if os.environ.get('ATTNLAB_DATA'):
-        return read(Path(os.environ['ATTNLAB_DATA']) / 'tinyshakespeare' / 'input.txt')
-    path = download.cache('tinyshakespeare') / 'input.txt'
-    download.fetch(URL, path, SHA256, _REMEDY)
-    return read(path)
+    published = {'input.txt': (URL, SHA256)}
+    return read(download.folder('tinyshakespeare', folder, published) / 'input.txt')
 
 
 def halves(whole: Text, share: float = 0.9) -> tuple[Text, Text]:

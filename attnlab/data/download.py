@@ -4,6 +4,7 @@ import hashlib
 import http.client
 import os
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 from attnlab import files
@@ -15,6 +16,21 @@ TIMEOUT = 30.0  # seconds without an answer
 def cache(name: str) -> Path:
     """The folder of a data set below $XDG_CACHE_HOME or ~/.cache; it need not exist."""
     return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'attnlab' / name
+
+
+def folder(name: str, chosen: str | Path, published: Mapping[str, tuple[str, str]]) -> Path:
+    """The folder of a data set: `chosen` if given, else $ATTNLAB_DATA/NAME if set, whatever it holds; else the cache.
+
+    published: file -> (URL, SHA-256); a file that the cache lacks is downloaded into it.
+    """
+    if chosen:
+        return Path(chosen)
+    if root := os.environ.get('ATTNLAB_DATA'):
+        return Path(root) / name
+    remedy = f'a folder that holds it is taken by --config.data.folder=DIR, or as DIR/{name} by ATTNLAB_DATA=DIR'
+    for file, (url, sha256) in published.items():
+        fetch(url, cache(name) / file, sha256, remedy)
+    return cache(name)
 
 
 def fetch(url: str, path: Path, sha256: str, remedy: str) -> None:

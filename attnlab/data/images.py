@@ -1,7 +1,6 @@
 """Images with labels: CIFAR-10 and CIFAR-100 in their published layouts, arrays in a file, digits drawn by us."""
 
 import io
-import os
 import pickle
 import tarfile
 import zipfile
@@ -81,14 +80,8 @@ def cifar(name: str, split: str, folder: str | Path = '') -> Images:
 
     split: 'train', all of it, or 'test'.
     """
-    if folder:
-        root = Path(folder)
-    elif os.environ.get('ATTNLAB_DATA'):
-        root = Path(os.environ['ATTNLAB_DATA']) / name
-    else:
-        root, archive = download.cache(name), LAYOUTS[name][0].archive
-        remedy = f'a folder that holds it is taken by --config.data.folder=DIR, or as DIR/{name} by ATTNLAB_DATA=DIR'
-        download.fetch(URL + archive, root / archive, SHA256[name], remedy)
+    archive = LAYOUTS[name][0].archive
+    root = download.folder(name, folder, {archive: (URL + archive, SHA256[name])})
     layout, read = _source(name, root)
     files = layout.test if split == 'test' else layout.train
     first, *rest = read([layout.names, *files])

@@ -3,7 +3,6 @@
 Multi30k (Elliott et al. 2016, 2017) is read from a folder, or downloaded once into the user's cache and checked.
 """
 
-import os
 from pathlib import Path
 
 from attnlab.data import download
@@ -23,7 +22,6 @@ SHA256 = {
     'test_2017_flickr.en.gz': '76a444ee25172e72695cddb13ae4a3bda59430617be88e0bb46b60504f054074',
     'test_2017_flickr.fr.gz': '3ba671ceb2299f3304ffafefea7a833d08632fbaf0ba18546f8a2ec2391af496',
 }
-_REMEDY = 'a folder that holds the files is taken by --config.data.folder=DIR, or as DIR/multi30k by ATTNLAB_DATA=DIR'
 
 
 def read_pair(path: str | Path, languages: tuple[str, str] = ('en', 'fr')) -> Pairs:
@@ -54,15 +52,9 @@ def multi30k(split: str, folder: str | Path = '') -> Pairs:
     """
     if split not in SPLITS:
         raise UserError(f'Multi30k has no split {split!r}: expected one of {", ".join(SPLITS)}')
-    if folder:
-        return read_pair(Path(folder) / SPLITS[split])
-    if os.environ.get('ATTNLAB_DATA'):
-        return read_pair(Path(os.environ['ATTNLAB_DATA']) / 'multi30k' / SPLITS[split])
-    cache = download.cache('multi30k')
-    for language in ('en', 'fr'):
-        name = f'{SPLITS[split]}.{language}.gz'
-        download.fetch(URL + name, cache / name, SHA256[name], _REMEDY)
-    return read_pair(cache / SPLITS[split])
+    names = [f'{SPLITS[split]}.{language}.gz' for language in ('en', 'fr')]
+    published = {name: (URL + name, SHA256[name]) for name in names}
+    return read_pair(download.folder('multi30k', folder, published) / SPLITS[split])
 
 
 def _columns(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:

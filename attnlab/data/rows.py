@@ -46,7 +46,7 @@ def windows(ids: np.ndarray, T: int, B: int, seed: int) -> Draw:
     if len(ids) <= T:
         raise UserError(f'the text has {len(ids)} tokens; windows of {T} need at least {T + 1}')
     every = np.lib.stride_tricks.sliding_window_view(ids, T + 1)
-    segments, positions = _alone(B, T)
+    segments, positions = np.ones((B, T), np.int32), np.tile(np.arange(T, dtype=np.int32), (B, 1))
 
     def draw(step: int, rows: slice = ALL) -> Rows:
         # The key of a step apart from the seed: no two of them give one sequence, however large.
@@ -125,10 +125,6 @@ def in_order(rows: Rows, B: int) -> list[Rows]:
 def _check(T: int = 1, B: int = 1) -> None:
     if T < 1 or B < 1:
         raise UserError(f'rows of {T} tokens, {B} in a batch; expected at least 1 of each')
-
-
-def _alone(B: int, T: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.ones((B, T), np.int32), np.tile(np.arange(T, dtype=np.int32), (B, 1))
 
 
 def _take(rows: Rows, chosen: np.ndarray) -> Rows:

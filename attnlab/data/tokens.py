@@ -9,7 +9,6 @@ the ids `<s>` and `</s>`, with characters and bytes one id for both behind all o
 """
 
 import json
-import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from attnlab import files
 from attnlab.data import vocabulary
 from attnlab.data.corpus import Text
 from attnlab.data.text import SPACE, nearest
-from attnlab.data.vocabulary import Vocabulary
+from attnlab.data.vocabulary import Vocabulary, checked_ids
 from attnlab.errors import UserError
 
 KINDS = ('characters', 'bytes', 'subwords')
@@ -94,7 +93,7 @@ class Characters:
 
     def pieces(self, ids: Ids) -> list[str]:
         labels = [*map(_label, self.characters), MARK]
-        return [labels[i] for i in _checked(self, ids)]
+        return [labels[i] for i in checked_ids(ids, self.size)]
 
     @cached_property
     def _known(self) -> np.ndarray:
@@ -124,7 +123,7 @@ class Bytes:
 
     def pieces(self, ids: Ids) -> list[str]:
         labels = [*map(_label, map(chr, range(128))), *(f'\\x{i:02x}' for i in range(128, 256)), MARK]
-        return [labels[i] for i in _checked(self, ids)]
+        return [labels[i] for i in checked_ids(ids, self.size)]
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ class Subwords:
         return '\n'.join(map(self.vocabulary.decode, lines))
 
     def pieces(self, ids: Ids) -> list[str]:
-        return ['\\n' if i == self._newline else self.vocabulary.pieces([i])[0] for i in _checked(self, ids)]
+        return ['\\n' if i == self._newline else self.vocabulary.pieces([i])[0] for i in checked_ids(ids, self.size)]
 
     @cached_property
     def _newline(self) -> int:
@@ -241,17 +240,9 @@ def _points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), np.uint32)
 
 
-def _checked(tokens: Tokens, ids: Ids) -> list[int]:
-    listed = [operator.index(i) for i in ids]
-    for i in listed:
-        if not 0 <= i < tokens.size:
-            raise ValueError(f'id {i} is outside of the vocabulary: expected 0 to {tokens.size - 1}')
-    return listed
-
-
 def _document(tokens: Tokens, ids: Ids) -> list[int]:
     """The ids of the first document, without its marks."""
-    listed = _checked(tokens, ids)
+    listed = checked_ids(ids, tokens.size)
     if tokens.marks is None:
         return listed
     front, behind = tokens.marks

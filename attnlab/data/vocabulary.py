@@ -74,20 +74,20 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text up to EOS, without PAD and BOS; an unknown word reads `<unk>`."""
-        ids = [i for i in itertools.takewhile(lambda i: i != EOS, self._checked(ids)) if i not in (PAD, BOS)]
+        ids = [i for i in itertools.takewhile(lambda i: i != EOS, checked_ids(ids, self.size)) if i not in (PAD, BOS)]
         words = (self._word(ids[start:stop]) for start, stop in self._spans(ids))
         return detokenise(filter(None, words))  # a model may write a word's start and nothing behind it
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """One readable label an id; a sub-word that starts a word has `▁` in front, EOS is `</s>`."""
-        return [_label(self.tokens[i]) for i in self._checked(ids)]
+        return [_label(self.tokens[i]) for i in checked_ids(ids, self.size)]
 
     def words(self, ids: Sequence[int]) -> list[tuple[str, int, int]]:
         """The words of all ids, (label, start, stop): word w is ids[start:stop]; each special id is a word of its own.
 
         The labels of an encoded text are the bare words of `tokenise`.
         """
-        ids = self._checked(ids)
+        ids = checked_ids(ids, self.size)
         return [(bare(self._word(ids[start:stop])) or _START, start, stop) for start, stop in self._spans(ids)]
 
     def is_unknown(self, ids: Sequence[int]) -> bool:
@@ -96,7 +96,7 @@ class Vocabulary:
         Sub-words have a piece for each character of the training text, and bytes for those of no other.
         """
         bytewise = self.kind == 'subwords'
-        return any(i == UNK or (bytewise and _BYTE.fullmatch(self.tokens[i])) for i in self._checked(ids))
+        return any(i == UNK or (bytewise and _BYTE.fullmatch(self.tokens[i])) for i in checked_ids(ids, self.size))
 
     def unknown_words(self, text: str) -> list[str]:
         """The words of a text whose ids are unknown, as they were typed."""
@@ -116,13 +116,6 @@ class Vocabulary:
     def _processor(self) -> Any:
         return _load_processor(self.model)
 
-    def _checked(self, ids: Sequence[int]) -> list[int]:
-        ids = [operator.index(i) for i in ids]
-        for i in ids:
-            if not 0 <= i < self.size:
-                raise ValueError(f'id {i} is outside of the vocabulary: expected 0 to {self.size - 1}')
-        return ids
-
     def _spans(self, ids: list[int]) -> list[tuple[int, int]]:
         def starts(position: int) -> bool:
             around = ids[max(position - 1, 0) : position + 1]
@@ -137,6 +130,15 @@ class Vocabulary:
         if self.kind == 'words' or ids[0] < len(SPECIAL):
             return self.tokens[ids[0]]
         return self._processor.decode(ids).replace(_LITERAL_START, _START)
+
+
+def checked_ids(ids: Sequence[int] | np.ndarray, size: int) -> list[int]:
+    """The ids as a list; ValueError for one outside of 0 to size - 1."""
+    listed = [operator.index(i) for i in ids]
+    for i in listed:
+        if not 0 <= i < size:
+            raise ValueError(f'id {i} is outside of the vocabulary: expected 0 to {size - 1}')
+    return listed
 
 
 def build(kind: str, lines: Iterable[str], size: int, language: str) -> Vocabulary:

@@ -1,7 +1,7 @@
 """A language model that goes on: what its layers keep of the tokens so far, as one tree of arrays.
 
     cache = start(model, params, B=2, slots=64)
-    cache, logits = extend(model, params, cache, prompts, real)  # [B, T] in any split, padded on either side
+    cache, logits = extend(model, params, cache, prompts, token_mask)  # [B, T] in any split, padded on either side
     sampled = sample(stepper(model, params), cache, first, rng=rng, limit=20)
 
 Every leaf leads with the batch, so that `sample` and `beam_search` take the cache as their state.
@@ -43,8 +43,8 @@ def start(model: LanguageModel, params: Params, B: int, slots: int) -> Cache:
     """
     if slots < 1:
         raise ValueError(f'slots is {slots}; expected at least 1')
-    if model.config.positions == 'learned' and slots > (most := model.config.context):
-        raise ValueError(f'slots is {slots}; expected at most {most}, the learned positions of the model')
+    if (longest := model.encoding.longest) is not None and slots > longest:
+        raise ValueError(f'slots is {slots}; expected at most {longest}, the learned positions of the model')
     empty = jnp.zeros((B, 0), jnp.int32)
     cached = model.clone(cache_length=slots)
     apply = lambda params: cached.apply({'params': params}, empty, mutable=['cache'], method='hidden')
@@ -57,18 +57,18 @@ def extend(
     params: Params,
     cache: Cache,
     tokens: Int[Array, 'B T'],
-    real: Bool[Array, 'B T'] | None = None,
+    token_mask: Bool[Array, 'B T'] | None = None,
 ) -> tuple[Cache, Float[Array, 'B T V']]:
     """The cache with these tokens, and the logits of the token after each.
 
-    real: [B, T], false in padding, which may stand anywhere and leaves no trace; its logits mean nothing.
+    token_mask: [B, T], false in padding, which may stand anywhere and leaves no trace; its logits mean nothing.
     A cache that has no room for them is refused, if its lengths are known; in a compiled program, the logits from the
     first token on that has no slot are NaN.
 
     Raises:
       ValueError: for a cache that is full, naming its slots and lengths.
     """
-    cache, x = advance(model, params, cache, tokens, real)
+    cache, x = advance(model, params, cache, tokens, token_mask)
     return cache, model.apply({'params': params}, x, method='logits')  # pyright: ignore[reportReturnType]
 
 
@@ -77,11 +77,11 @@ def advance(
     params: Params,
     cache: Cache,
     tokens: Int[Array, 'B T'],
-    real: Bool[Array, 'B T'] | None = None,
+    token_mask: Bool[Array, 'B T'] | None = None,
 ) -> tuple[Cache, Float[Array, 'B T D']]:
     """`extend` without the product that makes logits: where V is large, one takes it of the last token alone."""
-    _check_room(cache, tokens, real)
-    segments = None if real is None else jnp.asarray(real).astype(jnp.int32)
+    _check_room(cache, tokens, token_mask)
+    segments = None if token_mask is None else jnp.asarray(token_mask).astype(jnp.int32)
     held = {'past': {'length': cache.length}, 'stack': cache.layers}
     (x, _), changed = model.clone(cache_length=cache.slots).apply(
         {'params': params, 'cache': held}, tokens, segments, mutable=['cache'], method='hidden'
@@ -90,15 +90,15 @@ def advance(
 
 
 def prefill(
-    model: LanguageModel, params: Params, cache: Cache, prompts: Int[Array, 'B T'], real: Bool[Array, 'B T']
+    model: LanguageModel, params: Params, cache: Cache, prompts: Int[Array, 'B T'], token_mask: Bool[Array, 'B T']
 ) -> tuple[Cache, Int[Array, ' B']]:
     """The cache with all of each prompt but its last token, and that token: `state` and `first` of a decoding.
 
-    Each row of `real` is true somewhere.
+    Each row of `token_mask` is true somewhere.
     """
-    places = jnp.where(real, jnp.arange(prompts.shape[1])[None], -1)
+    places = jnp.where(token_mask, jnp.arange(prompts.shape[1])[None], -1)
     last = jnp.max(places, axis=1)[:, None]
-    cache, _ = advance(model, params, cache, prompts, real & (places != last))
+    cache, _ = advance(model, params, cache, prompts, token_mask & (places != last))
     return cache, jnp.take_along_axis(prompts, last, axis=1)[:, 0]
 
 
@@ -116,11 +116,11 @@ def _cache(slots: int, held: Any) -> Cache:
     return Cache(slots, held['past']['length'], held['stack'])
 
 
-def _check_room(cache: Cache, tokens: Array, real: Array | None) -> None:
-    if isinstance(cache.length, Tracer) or isinstance(real, Tracer):
+def _check_room(cache: Cache, tokens: Array, token_mask: Array | None) -> None:
+    if isinstance(cache.length, Tracer) or isinstance(token_mask, Tracer):
         return
     held = np.asarray(cache.length)
-    more = np.full(len(held), tokens.shape[1]) if real is None else np.sum(np.asarray(real), axis=1)
+    more = np.full(len(held), tokens.shape[1]) if token_mask is None else np.sum(np.asarray(token_mask), axis=1)
     full = np.flatnonzero(held + more > cache.slots)
     if full.size:
         row = full[0]

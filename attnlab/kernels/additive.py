@@ -1,11 +1,13 @@
 """Additive attention: the score is a one-hidden-layer network (Bahdanau, Cho and Bengio 2015, appendix A.1.2)."""
 
+from typing import Unpack
+
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from attnlab.kernels import dense
 from attnlab.kernels.call import Attended, Call, Number, check, give, number, with_automatic_axes
-from attnlab.kernels.masks import Host, Row, Window, as_array, visibility, window_sides
+from attnlab.kernels.masks import Host, MaskArguments, as_array, from_arguments
 
 
 def additive_attention(
@@ -16,18 +18,11 @@ def additive_attention(
     bias: Float[Host, '#B #N #T #S'] | None = None,
     mask: Bool[Host, '#B #N #T #S'] | None = None,
     *,
-    is_causal: bool = False,
-    query_seq_lengths: Int[Host, ' B'] | Row | None = None,
-    key_value_seq_lengths: Int[Host, ' B'] | Row | None = None,
-    local_window_size: Window | None = None,
-    query_positions: Int[Host, '#B T'] | Row | None = None,
-    key_positions: Int[Host, '#B S'] | Row | None = None,
-    query_segment_ids: Int[Host, '#B T'] | Row | None = None,
-    key_segment_ids: Int[Host, '#B S'] | Row | None = None,
     dropout_rate: Number = 0.0,
     dropout_rng: PRNGKeyArray | UInt32[Array, '2'] | None = None,
     return_residual: bool = False,
     return_weights: bool = False,
+    **mask_arguments: Unpack[MaskArguments],
 ) -> Float[Array, 'B T N Hv'] | tuple[Array, ...]:
     """softmax over i of score . tanh(query_t + key_i), times the values.
 
@@ -45,14 +40,9 @@ def additive_attention(
       ValueError: for shapes, dtypes and rates that do not fit, naming what came and what was expected.
     """
     query, key, value, score = map(jnp.asarray, (query, key, value, score))
-    rules = visibility(
-        mask=mask, query_seq_lengths=query_seq_lengths, key_value_seq_lengths=key_value_seq_lengths,
-        query_positions=query_positions, key_positions=key_positions,
-        query_segment_ids=query_segment_ids, key_segment_ids=key_segment_ids,
-        is_causal=is_causal, window=window_sides(local_window_size),
-    )  # fmt: skip
     call = Call(
-        query, key, value, rules, scale=1.0, bias=None if bias is None else jnp.asarray(bias),
+        query, key, value, from_arguments(mask, mask_arguments), scale=1.0,
+        bias=None if bias is None else jnp.asarray(bias),
         dropout_rate=number('dropout_rate', dropout_rate), dropout_rng=dropout_rng,
         return_residual=return_residual, return_weights=return_weights,
     )  # fmt: skip
@@ -64,7 +54,7 @@ def additive_attention(
 
 def _attend(call: Call, score: Float[Array, 'N H']) -> Attended:
     N, K = call.query.shape[2], call.key.shape[2]
-    array = as_array(call.rules, call.query.shape[1], call.key.shape[1])
+    array = as_array(call.mask, call.query.shape[1], call.key.shape[1])
     call, bad = dense.clean(call, array)
     wide = jnp.promote_types(call.query.dtype, jnp.float32)
     queries = call.query.astype(wide).swapaxes(1, 2)[:, :, :, None, :]

@@ -1,13 +1,12 @@
-"""`dot_product_attention`: one signature, the rules that every implementation keeps, and the table of them."""
+"""`dot_product_attention`: one signature for every implementation in `kernels.implementations`."""
 
-from collections.abc import Callable, Sequence
-from typing import SupportsIndex
+from collections.abc import Sequence
+from typing import SupportsIndex, Unpack
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
-from attnlab.kernels import blockwise, cudnn, dense, ring, splash
 from attnlab.kernels.call import (
     Attended,
     Call,
@@ -19,19 +18,9 @@ from attnlab.kernels.call import (
     sizes_of_blocks,
     with_automatic_axes,
 )
-from attnlab.kernels.masks import Host, Row, Visibility, Window, visibility, window_sides
+from attnlab.kernels.implementations import ALIASES, IMPLEMENTATIONS, fastest, kernel
+from attnlab.kernels.masks import Host, MaskArguments, Visibility, from_arguments
 from attnlab.kernels.norms import l2_norm, rms_norm
-
-IMPLEMENTATIONS: dict[str, Callable[[Call], Attended]] = {
-    'dense': dense.dot_product,
-    'blockwise': blockwise.dot_product,
-    'cudnn': cudnn.dot_product,
-    'splash': splash.dot_product,
-    'ring': ring.dot_product,
-}
-"""Name to function.  One that cannot serve a call raises NotImplementedError at once, naming the argument."""
-
-ALIASES = {'xla': 'dense'}  # what jax.nn calls it
 
 
 def dot_product_attention(
@@ -42,14 +31,6 @@ def dot_product_attention(
     mask: Bool[Host, '... #N #T #S'] | Visibility | None = None,
     *,
     scale: Number | Float[Host, ''] | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: Int[Host, ' B'] | Row | None = None,
-    key_value_seq_lengths: Int[Host, ' B'] | Row | None = None,
-    local_window_size: Window | None = None,
-    query_positions: Int[Host, '#B T'] | Row | None = None,
-    key_positions: Int[Host, '#B S'] | Row | None = None,
-    query_segment_ids: Int[Host, '#B T'] | Row | None = None,
-    key_segment_ids: Int[Host, '#B S'] | Row | None = None,
     logits_soft_cap: Number | None = None,
     sinks: Float[Host, ' N'] | None = None,
     alibi_slopes: Float[Host, ' N'] | None = None,
@@ -60,6 +41,7 @@ def dot_product_attention(
     block_sizes: Sequence[SupportsIndex] | None = None,
     return_residual: bool = False,
     return_weights: bool = False,
+    **mask_arguments: Unpack[MaskArguments],
 ) -> Float[Array, '*B T N Hv'] | tuple[Array, ...]:
     """softmax(scale Q K^T + bias) V with masks, in float32 or wider inside.
 
@@ -92,8 +74,8 @@ def dot_product_attention(
       qk_norm: 'l2' (Henry et al. 2020) or 'rms' (Dehghani et al. 2023) normalises every query and key head first.
       dropout_rate, dropout_rng: drops weights, independently for every batch row, head, query and key, and rescales;
         the same weights whatever the implementation.
-      implementation: a name in `IMPLEMENTATIONS`, or several, tried in order; None takes the fastest that serves, which
-        is 'ring' where the mesh in context divides tokens over devices.
+      implementation: a name in `kernels.implementations`, or several, tried in order; None takes the fastest that
+        serves, which is 'ring' where the mesh in context divides tokens over devices.
       block_sizes: (queries, keys) of one block, for implementations that have blocks; None lets them choose.
       return_residual: also the logarithm of the softmax's sum, [B, T, N], with no gradient.
       return_weights: also the weights [B, N, T, S], before dropout.
@@ -109,15 +91,9 @@ def dot_product_attention(
     unbatched = query.ndim == key.ndim == value.ndim == 3
     if unbatched:
         query, key, value = query[None], key[None], value[None]
-    rules = visibility(
-        query_seq_lengths=query_seq_lengths, key_value_seq_lengths=key_value_seq_lengths,
-        query_positions=query_positions, key_positions=key_positions,
-        query_segment_ids=query_segment_ids, key_segment_ids=key_segment_ids,
-        is_causal=is_causal, window=window_sides(local_window_size),
-    )  # fmt: skip
-    rules &= mask if isinstance(mask, Visibility) else Visibility(_pairs(mask, unbatched))
+    mask = mask if isinstance(mask, Visibility) else _pairs(mask, unbatched)
     call = Call(
-        query, key, value, rules, scale_of(scale, query.shape[-1] if query.ndim else 1),
+        query, key, value, from_arguments(mask, mask_arguments), scale_of(scale, query.shape[-1] if query.ndim else 1),
         _pairs(bias, unbatched), _array(sinks), _array(alibi_slopes),
         None if logits_soft_cap is None else number('logits_soft_cap', logits_soft_cap),
         number('dropout_rate', dropout_rate), dropout_rng, sizes_of_blocks(block_sizes),
@@ -165,18 +141,11 @@ def _names(implementation: str | Sequence[str] | None, call: Call) -> list[str]:
     return [ALIASES.get(name, name) for name in names]
 
 
-def fastest(call: Call, platform: str) -> list[str]:
-    """Every implementation that the platform has, the one that is likely the fastest first."""
-    anywhere = ['blockwise', 'dense'] if blockwise.pays(call, platform) else ['dense', 'blockwise']
-    own = {'gpu': ['cudnn'], 'tpu': ['splash'] if splash.stays_whole() else []}
-    return (['ring'] if ring.has_mesh() else []) + own.get(platform, []) + anywhere
-
-
 def _first_that_serves(names: list[str], call: Call) -> Attended:
     reasons = []
     for name in names:
         try:
-            return IMPLEMENTATIONS[name](call)
+            return kernel(name).dot_product(call)
         except NotImplementedError as error:
             reasons.append(f'{name}: {error}')
     raise NotImplementedError(f'no implementation serves this call; {"; ".join(reasons)}')

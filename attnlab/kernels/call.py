@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from attnlab.kernels.masks import Visibility
+from attnlab.kernels.masks import AXES, Visibility
 
 Number = float | np.number
 """What is fixed when a program is compiled, of Python or NumPy."""
@@ -23,7 +23,7 @@ class Call(NamedTuple):
     query: Float[Array, 'B T N H']
     key: Float[Array, 'B S K H']
     value: Float[Array, 'B S K Hv']
-    rules: Visibility
+    mask: Visibility
     scale: float | Float[Array, '']
     bias: Float[Array, '#B #N #T #S'] | None = None
     sinks: Float[Array, ' N'] | None = None
@@ -47,6 +47,13 @@ class Attended(NamedTuple):
     output: Float[Array, 'B T N Hv']
     residual: Float[Array, 'B T N'] | None
     weights: Float[Array, 'B N T S'] | None
+
+
+def refuse(reasons: Iterable[tuple[str, bool, str]]) -> None:
+    """Raise NotImplementedError for the first of (argument, whether it is refused, reason) that is refused."""
+    for name, is_refused, reason in reasons:
+        if is_refused:
+            raise NotImplementedError(f'{name}: {reason}')
 
 
 def give(attended: Attended) -> Array | tuple[Array, ...]:
@@ -142,7 +149,7 @@ def check(call: Call) -> None:
     if K == 0 or N % K:
         raise ValueError(f'{N} query heads do not divide into groups over {K} key and value heads')
     _check_pairs('bias', call.bias, 'a float', (B, N, T, S))
-    _check_rules(call.rules, B, N, T, S)
+    _check_mask(call.mask, B, N, T, S)
     for name, x in (('sinks', call.sinks), ('alibi_slopes', call.alibi_slopes)):
         if x is not None and (x.shape != (N,) or not jnp.issubdtype(x.dtype, jnp.floating)):
             raise ValueError(f'{name} has shape {x.shape} and dtype {x.dtype}; expected [N] = ({N},) floats')
@@ -151,23 +158,22 @@ def check(call: Call) -> None:
     check_dropout(call.dropout_rate, call.dropout_rng)
 
 
-def _check_rules(rules: Visibility, B: int, N: int, T: int, S: int) -> None:
-    _check_pairs('mask', rules.mask, 'boolean', (B, N, T, S))
-    for name, shapes in (
-        ('query_seq_lengths', [(B,)]), ('key_value_seq_lengths', [(B,)]), ('prefix_lengths', [(B,)]),
-        ('query_positions', [(B, T), (1, T)]), ('key_positions', [(B, S), (1, S)]),
-        ('query_segment_ids', [(B, T), (1, T)]), ('key_segment_ids', [(B, S), (1, S)]),
-    ):  # fmt: skip
-        x = getattr(rules, name)
-        if x is None:
+def _check_mask(mask: Visibility, B: int, N: int, T: int, S: int) -> None:
+    _check_pairs('mask', mask.mask, 'boolean', (B, N, T, S))
+    sizes = {'B': B, 'T': T, 'S': S}
+    for name, axes in AXES.items():
+        x = getattr(mask, name)
+        if x is None or name == 'mask':
             continue
         if not jnp.issubdtype(x.dtype, jnp.signedinteger):  # windows subtract
             raise ValueError(f'{name} has dtype {x.dtype}; expected signed integers')
+        shape = tuple(sizes[axis] for axis in axes)
+        shapes = [shape, (1, *shape[1:])] if len(shape) > 1 else [shape]
         if x.shape not in shapes:
             raise ValueError(f'{name} has shape {x.shape}; expected {" or ".join(map(str, dict.fromkeys(shapes)))}')
-    if (rules.query_segment_ids is None) != (rules.key_segment_ids is None):
+    if (mask.query_segment_ids is None) != (mask.key_segment_ids is None):
         raise ValueError('query_segment_ids and key_segment_ids go together; got only one of them')
-    if rules.prefix_lengths is not None and not rules.is_causal:
+    if mask.prefix_lengths is not None and not mask.is_causal:
         raise ValueError('prefix_lengths spares keys from causality; expected is_causal with it')
 
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from attnlab.kernels import dense, sight
-from attnlab.kernels.call import Attended, Call
+from attnlab.kernels import dense, sanitize
+from attnlab.kernels.call import Attended, Call, refuse
 from attnlab.kernels.masks import Visibility, as_array
 
 LOW = -(2.0**41)
@@ -31,10 +31,12 @@ def dot_product(call: Call) -> Attended:
     if 0 in call.query.shape or 0 in call.value.shape:
         return dense.dot_product(call)
     call, bias = _with_bias(call)
-    if not call.rules.restrict():
-        return Attended(_call(call, bias), None, None)
-    cleaned = sight.clean(call)
-    return Attended(sight.settle(_call(cleaned.call, bias), cleaned), None, None)
+    return sanitize.around(lambda call: _call(call, bias), call)
+
+
+def pays(call: Call, platform: str) -> bool:
+    """Always: it is the fastest where it serves."""
+    return True
 
 
 def capability() -> tuple[int, int]:
@@ -51,7 +53,7 @@ def _refuse(call: Call, capability: tuple[int, int]) -> None:
     half, width = call.query.dtype, max(call.query.shape[-1], call.value.shape[-1])
     limit = 256 if capability[0] == 9 else 128
     nowhere = 'JAX has no way to tell cuDNN'
-    reasons = [
+    refuse([
         ('platform', capability < (8, 0), f'cuDNN wants compute capability 8.0; this GPU has {capability}'),
         ('query', half not in (jnp.bfloat16, jnp.float16), f'cuDNN takes bfloat16 and float16, not {half}'),
         ('query', width > limit, f'cuDNN has a gradient for heads of {limit} numbers here, not of {width}'),
@@ -67,30 +69,27 @@ def _refuse(call: Call, capability: tuple[int, int]) -> None:
         ('block_sizes', call.block_sizes is not None, 'cuDNN chooses its own'),
         ('return_weights', call.return_weights, 'cuDNN never forms them'),
         ('return_residual', call.return_residual, f'JAX rounds it to {half}'),
-        *_refused_rules(call.rules, call.bias is not None or call.rules.mask is not None, T, S),
+        *_refused_mask(call.mask, call.bias is not None or call.mask.mask is not None, T, S),
         *_refused_pairs(call, T, S),
-    ]  # fmt: skip
-    for name, is_so, reason in reasons:
-        if is_so:
-            raise NotImplementedError(f'{name}: {reason}')
+    ])  # fmt: skip
 
 
-def _refused_rules(rules: Visibility, in_bias: bool, T: int, S: int) -> list[tuple[str, bool, str]]:
-    left, right = sight.band(rules)
-    counts = rules.is_causal or rules.window is not None
+def _refused_mask(mask: Visibility, in_bias: bool, T: int, S: int) -> list[tuple[str, bool, str]]:
+    left, right = sanitize.band(mask)
+    counts = mask.is_causal or mask.window is not None
     return [
-        ('prefix_lengths', rules.prefix_lengths is not None, 'cuDNN has no prefix'),
-        ('query_segment_ids', rules.query_segment_ids is not None, 'JAX has no way to tell cuDNN'),
-        ('query_positions', counts and rules.query_positions is not None, 'cuDNN counts rows'),
-        ('key_positions', counts and rules.key_positions is not None, 'cuDNN counts columns'),
+        ('prefix_lengths', mask.prefix_lengths is not None, 'cuDNN has no prefix'),
+        ('query_segment_ids', mask.query_segment_ids is not None, 'JAX has no way to tell cuDNN'),
+        ('query_positions', counts and mask.query_positions is not None, 'cuDNN counts rows'),
+        ('key_positions', counts and mask.key_positions is not None, 'cuDNN counts columns'),
         # A bias can hold any window; without one cuDNN has those that end at the diagonal.
         ('local_window_size', not in_bias and right > 0 and (left < T - 1 or right < S - 1),
-         f'cuDNN has windows to the left that end at the query, not {rules.window}'),
+         f'cuDNN has windows to the left that end at the query, not {mask.window}'),
     ]  # fmt: skip
 
 
 def _refused_pairs(call: Call, T: int, S: int) -> list[tuple[str, bool, str]]:
-    given = {name: x for name, x in (('mask', call.rules.mask), ('bias', call.bias)) if x is not None}
+    given = {name: x for name, x in (('mask', call.mask.mask), ('bias', call.bias)) if x is not None}
     if not given:
         return []
     shapes = [x.shape for x in given.values()]
@@ -107,14 +106,14 @@ def _refused_pairs(call: Call, T: int, S: int) -> list[tuple[str, bool, str]]:
 
 def _with_bias(call: Call) -> tuple[Call, Array | None]:
     """The call with all that hides pairs one by one in its mask, and that mask and the bias as one bias."""
-    (T, S), mask, bias = (call.query.shape[1], call.key.shape[1]), call.rules.mask, call.bias
+    (T, S), mask, bias = (call.query.shape[1], call.key.shape[1]), call.mask.mask, call.bias
     if bias is not None:  # one of -inf hides a pair like a mask
         shown = bias > -jnp.inf
         mask = (shown | jnp.isnan(bias)) if mask is None else mask & (shown | jnp.isnan(bias))
     if mask is None:
         return call, None
-    call = call._replace(rules=call.rules.replace(mask=mask))
-    allowed = as_array(call.rules, T, S)
+    call = call._replace(mask=call.mask.replace(mask=mask))
+    allowed = as_array(call.mask, T, S)
     assert allowed is not None
     # An array for several batch rows or heads holds what any of them sees.
     shared = [axis for axis in range(4) if mask.shape[axis] == 1 < allowed.shape[axis]]
@@ -131,7 +130,7 @@ def _call(call: Call, bias: Array | None) -> Array:
     query, key, value = (
         jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, width - x.shape[-1]))) for x in (call.query, call.key, call.value)
     )
-    left, right = sight.band(call.rules)
+    left, right = sanitize.band(call.mask)
     # A window to the left needs is_causal: on its own cuDNN lets it see the whole future (jax#39576).
     is_windowed = bias is None and right == 0 and left < T - 1
     lengths = _lengths(call, B, T, S, left if is_windowed else None)
@@ -146,12 +145,12 @@ def _call(call: Call, bias: Array | None) -> Array:
 
 def _lengths(call: Call, B: int, T: int, S: int, left: int | None) -> tuple[Array, Array] | tuple[None, None]:
     """Lengths under which every row sees some key: those that a window leaves with none come last, and are cut off."""
-    queries, keys = call.rules.query_seq_lengths, call.rules.key_value_seq_lengths
+    queries, keys = call.mask.query_seq_lengths, call.mask.key_value_seq_lengths
     # Without lengths cuDNN leaves the end of a block of keys to chance (pytorch#196678), and has no window for T > S.
     if queries is None and keys is None and S % 128 == 0 and (left is None or T <= S):
         return None, None
-    keys = jnp.full(B, S) if keys is None else jnp.maximum(sight.clipped(keys, S), 1)
-    queries = jnp.full(B, T) if queries is None else sight.clipped(queries, T)
+    keys = jnp.full(B, S) if keys is None else jnp.maximum(sanitize.clipped(keys, S), 1)
+    queries = jnp.full(B, T) if queries is None else sanitize.clipped(queries, T)
     if left is not None:
         queries = jnp.minimum(queries, keys + left)
     return jnp.maximum(queries, 1).astype(jnp.int32), keys.astype(jnp.int32)

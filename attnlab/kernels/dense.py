@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float
 
 from attnlab.kernels import dropout
 from attnlab.kernels.call import Attended, Call
-from attnlab.kernels.masks import as_array
+from attnlab.kernels.masks import as_array, distances
 
 
 def dot_product(call: Call) -> Attended:
@@ -18,7 +18,7 @@ def dot_product(call: Call) -> Attended:
         raise NotImplementedError('block_sizes: dense has no blocks')
     B, T, N, H = call.query.shape
     S, K = call.key.shape[1], call.key.shape[2]
-    mask = as_array(call.rules, T, S)
+    mask = as_array(call.mask, T, S)
     call, bad = clean(call, mask)
     wide = jnp.promote_types(call.query.dtype, jnp.float32)
     # Heads before positions: a matrix product over [T, H] x [H, S] per head is what every backend does well.
@@ -30,8 +30,13 @@ def dot_product(call: Call) -> Attended:
     if call.logits_soft_cap is not None:
         logits = call.logits_soft_cap * jnp.tanh(logits / call.logits_soft_cap)
     if call.alibi_slopes is not None:
-        logits = logits - call.alibi_slopes.astype(wide)[None, :, None, None] * distances(call).astype(wide)
+        logits = logits - call.alibi_slopes.astype(wide)[None, :, None, None] * distances(call.mask, T, S).astype(wide)
     return attend(logits, call, mask, bad)
+
+
+def pays(call: Call, platform: str) -> bool:
+    """Always: it is the last in the table."""
+    return True
 
 
 def attend(
@@ -102,14 +107,6 @@ def clean(call: Call, mask: Bool[Array, '#B #N #T #S'] | None) -> tuple[Call, Bo
     bad = bad_query.swapaxes(1, 2)[:, :, :, None] | bad_key[:, :, None, :]
     query, key, value = (jnp.where(jnp.isfinite(x), x, jnp.zeros_like(x)) for x in arrays)
     return call._replace(query=query, key=key, value=value), bad
-
-
-def distances(call: Call) -> Array:
-    """[#B, 1, T, S], |query position - key position|."""
-    queries, keys = call.rules.query_positions, call.rules.key_positions
-    queries = jnp.arange(call.query.shape[1])[None] if queries is None else queries
-    keys = jnp.arange(call.key.shape[1])[None] if keys is None else keys
-    return jnp.abs(queries[:, None, :, None] - keys[:, None, None, :])
 
 
 def drop(weights: Float[Array, 'B N T S'], call: Call) -> Float[Array, 'B N T S']:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.kernels import axes
 from attnlab.kernels.call import Attended, Call, check, with_automatic_axes
-from attnlab.kernels.masks import Host, Row, length_mask, visibility
+from attnlab.kernels.masks import Host, Row, Visibility, causal, length_mask, padding
 
 CHUNK = 64
 """Tokens a step of the causal scan: longer ones form more pairs, shorter ones store more states for the gradient."""
@@ -47,10 +47,8 @@ def linear_attention(
       ValueError: for shapes, dtypes, names and numbers that do not fit, naming what came and what was expected.
     """
     query, key, value = map(jnp.asarray, (query, key, value))
-    rules = visibility(
-        query_seq_lengths=query_seq_lengths, key_value_seq_lengths=key_value_seq_lengths, is_causal=is_causal
-    )
-    call = Call(query, key, value, rules, scale=1.0)
+    mask = causal() if is_causal else Visibility()
+    call = Call(query, key, value, mask & padding(query_seq_lengths, key_value_seq_lengths), scale=1.0)
     check(call)
     if feature_map not in FEATURE_MAPS:
         raise ValueError(f'feature_map is {feature_map!r}; expected one of {sorted(FEATURE_MAPS)}')
@@ -61,12 +59,12 @@ def linear_attention(
 
 
 def _attend(call: Call, feature_map: str, chunk: int) -> Float[Array, 'B T N Hv']:
-    query, key, value, rules = call[:4]
-    is_causal = rules.is_causal
+    query, key, value, mask = call[:4]
+    is_causal = mask.is_causal
     B, T, N, H = query.shape
     S, K, Hv = value.shape[1:]
     wide = jnp.promote_types(query.dtype, jnp.float32)
-    within = jnp.ones((B, S), bool) if (lengths := rules.key_value_seq_lengths) is None else length_mask(lengths, S)
+    within = jnp.ones((B, S), bool) if (lengths := mask.key_value_seq_lengths) is None else length_mask(lengths, S)
     within = within[:, :, None]
     # What is not finite would spoil sums that it has no part in: it is taken out here and marked at the end.
     whole_query = jnp.all(jnp.isfinite(query), axis=-1)
@@ -87,7 +85,7 @@ def _attend(call: Call, feature_map: str, chunk: int) -> Float[Array, 'B T N Hv'
     broken = ~whole_query | jnp.repeat(_sees_any(within & ~whole_key, T, is_causal), N // K, axis=2)
     output = jnp.where(broken[..., None], jnp.nan, output)
     live = _sees_any(within, T, is_causal)
-    if (lengths := rules.query_seq_lengths) is not None:
+    if (lengths := mask.query_seq_lengths) is not None:
         live = live & length_mask(lengths, T)[:, :, None]
     return jnp.where(live[..., None], output, 0.0).astype(query.dtype)
 

@@ -1,13 +1,14 @@
 """Who may attend to whom, kept as a description until an implementation asks for the array.
 
-    rules = causal() & window(128, 0) & padding(keys=lengths)
-    attnlab.dot_product_attention(query, key, value, mask=rules)
+rules = causal() & window(128, 0) & padding(keys=lengths)
+attnlab.dot_product_attention(query, key, value, mask=rules)
 """
 
 import dataclasses
+import functools
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any, SupportsIndex
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, SupportsIndex, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -60,33 +61,45 @@ class Visibility:
         return Visibility(**{name: _merge(name, getattr(self, name), getattr(other, name)) for name in _FIELDS})
 
     def replace(self, **changes: Any) -> 'Visibility':
-        """The same rules but for some fields."""
+        """The same mask but for some fields."""
         return dataclasses.replace(self, **changes)
 
     def restrict(self) -> bool:
-        """Whether any rule can rule anything out; positions by themselves do not."""
-        rest = self.replace(query_positions=None, key_positions=None)
-        return any(getattr(rest, name) not in (None, False) for name in _FIXED) or bool(jax.tree.leaves(rest))
+        """Whether any field can rule anything out; positions by themselves do not."""
+        fields = {name: getattr(self, name) for name in _FIELDS if not name.endswith('positions')}
+        return any(x is not None and x is not False for x in fields.values())
+
+    def map_arrays(self, function: Callable[[Array, str], Any]) -> 'Visibility':
+        """A mask that holds `function(array, axes)` for each array; axes as in `AXES`, one letter each."""
+        arrays = ((getattr(self, name), axes) for name, axes in AXES.items())
+        return _unflatten(
+            (self.is_causal, self.window), (None if x is None else function(x, axes) for x, axes in arrays)
+        )
 
 
-_FIELDS = tuple(field.name for field in dataclasses.fields(Visibility))
-_FIXED = ('is_causal', 'window')
-_MOVING = tuple(name for name in _FIELDS if name not in _FIXED)
+AXES = {
+    'mask': 'BNTS', 'query_seq_lengths': 'B', 'key_value_seq_lengths': 'B', 'query_positions': 'BT',
+    'key_positions': 'BS', 'query_segment_ids': 'BT', 'key_segment_ids': 'BS', 'prefix_lengths': 'B',
+}  # fmt: skip
+"""The axes of each array of a mask."""
+
+_STATIC = ('is_causal', 'window')
+_FIELDS = (*AXES, *_STATIC)
 
 
-def _unflatten(fixed: tuple, moving: Iterable[Any]) -> Visibility:
-    """Without the checks of a call, as JAX puts more than arrays into a tree."""
-    rules = object.__new__(Visibility)
-    for name, value in zip((*_FIXED, *_MOVING), (*fixed, *moving), strict=True):
-        object.__setattr__(rules, name, value)
-    return rules
+def _unflatten(static: tuple, arrays: Iterable[Any]) -> Visibility:
+    """Without the checks of the constructor, because JAX puts more than arrays into a tree."""
+    mask = object.__new__(Visibility)
+    for name, value in zip((*_STATIC, *AXES), (*static, *arrays), strict=True):
+        object.__setattr__(mask, name, value)
+    return mask
 
 
 jax.tree_util.register_pytree_with_keys(
     Visibility,
-    lambda rules: (
-        [(jax.tree_util.GetAttrKey(name), getattr(rules, name)) for name in _MOVING],
-        tuple(getattr(rules, name) for name in _FIXED),
+    lambda mask: (
+        [(jax.tree_util.GetAttrKey(name), getattr(mask, name)) for name in AXES],
+        tuple(getattr(mask, name) for name in _STATIC),
     ),
     _unflatten,
 )
@@ -166,6 +179,28 @@ def visibility(**fields: Any) -> Visibility:
     return Visibility(**{name: _stored(name, x) for name, x in fields.items()})
 
 
+class MaskArguments(TypedDict, total=False):
+    """Keyword arguments of the attention functions that say which pairs attend."""
+
+    is_causal: bool
+    query_seq_lengths: Int[Host, ' B'] | Row | None
+    key_value_seq_lengths: Int[Host, ' B'] | Row | None
+    local_window_size: Window | None
+    query_positions: Int[Host, '#B T'] | Row | None
+    key_positions: Int[Host, '#B S'] | Row | None
+    query_segment_ids: Int[Host, '#B T'] | Row | None
+    key_segment_ids: Int[Host, '#B S'] | Row | None
+
+
+def from_arguments(mask: Host | Visibility | None, arguments: MaskArguments) -> Visibility:
+    """The mask of an attention call.  Raises TypeError for arguments that do not exist, ValueError for bad ones."""
+    if unknown := arguments.keys() - MaskArguments.__annotations__.keys():
+        raise TypeError(f'unexpected keyword arguments {sorted(unknown)}; expected {[*MaskArguments.__annotations__]}')
+    fields: dict[str, Any] = {**arguments}
+    rules = visibility(window=window_sides(fields.pop('local_window_size', None)), **fields)
+    return rules & (mask if isinstance(mask, Visibility) else visibility(mask=mask))
+
+
 def causal(
     query_positions: Int[Host, '#B T'] | Row | None = None, key_positions: Int[Host, '#B S'] | Row | None = None
 ) -> Visibility:
@@ -206,34 +241,40 @@ def restarting(ids: Int[Host, 'B T'] | Row) -> Int[Array, 'B T']:
     return at - jax.lax.cummax(jnp.where(starts, at, 0), axis=1)
 
 
-def as_array(rules: Visibility, T: int, S: int) -> Bool[Array, '#B #N #T #S'] | None:
-    """The rules as one boolean array, or None where there is no rule and all attend to all."""
-    queries = rules.query_positions if rules.query_positions is not None else jnp.arange(T)[None]
-    keys = rules.key_positions if rules.key_positions is not None else jnp.arange(S)[None]
+def positions(mask: Visibility, T: int, S: int) -> tuple[Int[Array, '#B T'], Int[Array, '#B S']]:
+    """Positions of queries and keys: those of the mask, else row and column numbers."""
+    queries, keys = mask.query_positions, mask.key_positions
+    return jnp.arange(T)[None] if queries is None else queries, jnp.arange(S)[None] if keys is None else keys
+
+
+def distances(mask: Visibility, T: int, S: int) -> Int[Array, '#B 1 T S']:
+    """|query position - key position|."""
+    queries, keys = positions(mask, T, S)
+    return jnp.abs(queries[:, None, :, None] - keys[:, None, None, :])
+
+
+def as_array(mask: Visibility, T: int, S: int) -> Bool[Array, '#B #N #T #S'] | None:
+    """The mask as one boolean array, or None where all attend to all."""
+    queries, keys = positions(mask, T, S)
     query, key = queries[:, None, :, None], keys[:, None, None, :]
     allowed = []
-    if rules.mask is not None:
-        allowed.append(rules.mask)
-    if rules.query_seq_lengths is not None:
-        allowed.append(length_mask(rules.query_seq_lengths, T)[:, None, :, None])
-    if rules.key_value_seq_lengths is not None:
-        allowed.append(length_mask(rules.key_value_seq_lengths, S)[:, None, None, :])
-    if rules.query_segment_ids is not None and rules.key_segment_ids is not None:
-        allowed.append(rules.query_segment_ids[:, None, :, None] == rules.key_segment_ids[:, None, None, :])
-    if rules.is_causal:
+    if mask.mask is not None:
+        allowed.append(mask.mask)
+    if mask.query_seq_lengths is not None:
+        allowed.append(length_mask(mask.query_seq_lengths, T)[:, None, :, None])
+    if mask.key_value_seq_lengths is not None:
+        allowed.append(length_mask(mask.key_value_seq_lengths, S)[:, None, None, :])
+    if mask.query_segment_ids is not None and mask.key_segment_ids is not None:
+        allowed.append(mask.query_segment_ids[:, None, :, None] == mask.key_segment_ids[:, None, None, :])
+    if mask.is_causal:
         past = key <= query
-        if rules.prefix_lengths is not None:
-            past = past | length_mask(rules.prefix_lengths, S)[:, None, None, :]
+        if mask.prefix_lengths is not None:
+            past = past | length_mask(mask.prefix_lengths, S)[:, None, None, :]
         allowed.append(past)
-    if rules.window is not None:
-        left, right = rules.window
+    if mask.window is not None:
+        left, right = mask.window
         allowed.append((key >= query - left) & (key <= query + right))
-    if not allowed:
-        return None
-    both = allowed[0]
-    for one in allowed[1:]:
-        both = both & one
-    return both
+    return functools.reduce(operator.and_, allowed) if allowed else None
 
 
 def length_mask(lengths: Int[Array, ' B'], size: int) -> Bool[Array, 'B size']:

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 from jaxtyping import Array, Int
 
-from attnlab.kernels import axes, blockwise, dense, derivatives, dropout, flash
-from attnlab.kernels.call import Attended, Call
-from attnlab.kernels.tiles import Grid, Rules
+from attnlab.kernels import axes, blockwise, dense, derivatives, flash
+from attnlab.kernels.call import Attended, Call, refuse
+from attnlab.kernels.flash import Floats, Others
+from attnlab.kernels.tiles import Grid, Starts
 
 
 class Ring(NamedTuple):
@@ -37,17 +38,6 @@ class Ring(NamedTuple):
         return self.mesh.shape[axes.TOKENS]
 
 
-LETTERS = {
-    'query': 'BKGTH', 'key': 'BKSH', 'value': 'BKSH', 'sinks': 'KG', 'slopes': 'KG',
-    'query_seq_lengths': 'B', 'key_value_seq_lengths': 'B', 'prefix_lengths': 'B', 'number': 'B', 'words': 'W',
-    'query_positions': 'BT', 'key_positions': 'BS', 'query_segment_ids': 'BT', 'key_segment_ids': 'BS',
-    'output': 'BKGTH', 'total': 'BKGT', 'cotangent': 'BKGTH',
-}  # fmt: skip
-"""The axes of each array, which tell how it is divided.  What has an S goes round."""
-
-Arrays = dict[str, Array]
-
-
 def dot_product(call: Call) -> Attended:
     """As `dense.dot_product`, on the mesh in context; memory O((T + S) / n) a device, forward and backward.
 
@@ -57,19 +47,19 @@ def dot_product(call: Call) -> Attended:
     _refuse(call, mesh.shape[axes.TOKENS])
     if 0 in call.query.shape or 0 in call.value.shape:  # nothing to divide
         return dense.dot_product(call._replace(block_sizes=None))
-    floats, others = _arrays(call)
+    floats, others = flash.arrays(call)
     floats = derivatives.reverse_only(floats, 'ring')
     attended: Any = _attend(divided(call, mesh, jax.default_backend()), floats, others)
-    output, total = attended
-    sums = total.dtype
-    alone = jnp.full((), jnp.finfo(sums).min) if call.sinks is None else floats['sinks'][None, :, :, None]
-    residual = jax.lax.stop_gradient(jnp.where(total == jnp.finfo(sums).max, alone, total))
+    output, lse = attended
+    limits = jnp.finfo(lse.dtype)
+    alone = jnp.full((), limits.min) if floats.sinks is None else floats.sinks[None, :, :, None]
+    residual = jax.lax.stop_gradient(jnp.where(lse == limits.max, alone, lse))
     B, T, N, _ = call.query.shape
     output, residual = (x.reshape(B, N, T, *x.shape[4:]).swapaxes(1, 2) for x in (output, residual))
     return Attended(output.astype(call.query.dtype), residual if call.return_residual else None, None)
 
 
-def has_mesh() -> bool:
+def pays(call: Call, platform: str) -> bool:
     """Whether the mesh in context divides tokens over devices."""
     return jax.sharding.get_abstract_mesh().shape.get(axes.TOKENS, 1) > 1
 
@@ -85,49 +75,31 @@ def _mesh() -> AbstractMesh:
 
 def _refuse(call: Call, size: int) -> None:
     """Raises NotImplementedError for what ring does not serve, with the reason."""
-    (T, S), rules = (call.query.shape[1], call.key.shape[1]), call.rules
-    for name, is_so, reason in (
-        ('query', T % size, f'its {T} tokens do not divide over {size} devices'),
-        ('key', S % size, f'its {S} tokens do not divide over {size} devices'),
+    T, S = call.query.shape[1], call.key.shape[1]
+    refuse([
+        ('query', bool(T % size), f'its {T} tokens do not divide over {size} devices'),
+        ('key', bool(S % size), f'its {S} tokens do not divide over {size} devices'),
         ('bias', call.bias is not None, 'ring adds none of an array'),
-        ('mask', rules.mask is not None, 'ring takes rules, not arrays'),
+        ('mask', call.mask.mask is not None, 'ring takes no array'),
         ('return_weights', call.return_weights, 'ring never forms them'),
-    ):
-        if is_so:
-            raise NotImplementedError(f'{name}: {reason}')
+    ])  # fmt: skip
 
 
 def divided(call: Call, mesh: AbstractMesh, platform: str) -> Ring:
     """How the call lies on the devices of the mesh.  Raises NotImplementedError where no tile size fits."""
     (B, T, N, _), (S, K) = call.query.shape, call.key.shape[1:3]
-    size, rules = mesh.shape[axes.TOKENS], call.rules
+    size = mesh.shape[axes.TOKENS]
     heads = axes.HEADS if axes.HEADS in mesh.shape and K % mesh.shape[axes.HEADS] == 0 else None  # then N does too
-    folded = rules.is_causal and size > 1 and T % (2 * size) == S % (2 * size) == 0
+    folded = call.mask.is_causal and size > 1 and T % (2 * size) == S % (2 * size) == 0
     chunks = size * (2 if folded else 1)
     queries, keys = _blocks(call, T // chunks, S // chunks, N // (mesh.shape[heads] if heads else 1), platform)
     rows = axes.rows(mesh.shape, B)
     several = B > math.prod(mesh.shape[axis] for axis in rows)  # batch rows on a device
     plan = flash.Plan(
-        Grid(T // size, S // size, queries, keys), T, rules.is_causal, rules.window, call.logits_soft_cap,
-        call.dropout_rate, rules.restrict(), platform != 'cpu' and several,
+        Grid(T // size, S // size, queries, keys), T, call.logits_soft_cap, call.dropout_rate,
+        platform != 'cpu' and several,
     )  # fmt: skip
     return Ring(plan, mesh, rows, heads, folded)
-
-
-def _arrays(call: Call) -> tuple[Arrays, Arrays]:
-    """Those that have a gradient, and the others, by the names and with the axes of `LETTERS`."""
-    (B, T, N, H), K = call.query.shape, call.key.shape[2]
-    wide = jnp.promote_types(call.query.dtype, jnp.float32)
-    query = (call.query.astype(wide) * call.scale).swapaxes(1, 2).reshape(B, K, N // K, T, H)
-    floats = {'query': query, 'key': call.key.swapaxes(1, 2), 'value': call.value.swapaxes(1, 2)}
-    for name, x in (('sinks', call.sinks), ('slopes', call.alibi_slopes)):
-        if x is not None:
-            floats[name] = x.astype(wide).reshape(K, N // K)
-    others = {name: getattr(call.rules, name) for name in LETTERS if getattr(call.rules, name, None) is not None}
-    others['number'] = jnp.arange(B)
-    if call.dropout_rate and call.dropout_rng is not None:
-        others['words'] = dropout.seed(call.dropout_rng)
-    return floats, others
 
 
 def _blocks(call: Call, queries: int, keys: int, N: int, platform: str) -> tuple[int, int]:
@@ -147,27 +119,30 @@ def _blocks(call: Call, queries: int, keys: int, N: int, platform: str) -> tuple
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(ring: Ring, floats: Arrays, others: Arrays) -> tuple[Array, Array]:
-    """Output [B, K, G, T, Hv] and the log of each row's sum [B, K, G, T], the largest number where it is empty."""
+def _attend(ring: Ring, floats: Floats, others: Others) -> tuple[Array, Array]:
+    """Output [B, K, G, T, Hv] and log-sum-exp of each row [B, K, G, T], the largest number where it is empty."""
     return _forward(ring, floats, others)[0]
 
 
-def _forward(ring: Ring, floats: Arrays, others: Arrays) -> tuple[tuple[Array, Array], tuple]:
-    made = _on_each_device(ring, _forward_part, floats | others, ('output', 'total'))
-    attended = made['output'], made['total']
-    return attended, (floats, others, *attended)
+OUTPUT, LSE = 'BKGTH', 'BKGT'
+"""The axes of an output or its cotangent, and of the log-sum-exp."""
 
 
-def _backward(ring: Ring, saved: tuple, cotangents: tuple[Array, Array]) -> tuple[Arrays, None]:
-    return _gradients(ring, *saved, cotangents[0]), None  # None: the rest has no gradient
+def _forward(ring: Ring, floats: Floats, others: Others) -> tuple[tuple[Array, Array], tuple]:
+    arrays = floats, others
+    attended = _on_each_device(ring, _forward_part, arrays, _axes(*arrays), (OUTPUT, LSE))
+    return attended, (*arrays, *attended)
 
 
-def _gradients_once(
-    ring: Ring, floats: Arrays, others: Arrays, output: Array, total: Array, cotangent: Array
-) -> Arrays:
-    arrays = floats | others | {'output': output, 'total': total, 'cotangent': cotangent}
-    made = _on_each_device(ring, _backward_part, arrays, tuple(floats))
-    return {name: made[name].astype(x.dtype) for name, x in floats.items()}
+def _backward(ring: Ring, saved: tuple, d_outs: tuple[Array, Array]) -> tuple[Floats, None]:
+    return _gradients(ring, *saved, d_outs[0]), None  # None: integers have no gradient
+
+
+def _gradients_once(ring: Ring, floats: Floats, others: Others, output: Array, lse: Array, d_out: Array) -> Floats:
+    letters = _axes(floats, others)
+    arrays = floats, others, output, lse, d_out
+    wide = _on_each_device(ring, _backward_part, arrays, (*letters, OUTPUT, LSE, OUTPUT), letters[0])
+    return jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), wide, floats)
 
 
 _gradients = derivatives.once(_gradients_once, 'ring')
@@ -177,27 +152,35 @@ _attend.defvjp(_forward, _backward)
 # How arrays lie on the devices
 
 
-def _on_each_device(ring: Ring, function: Any, arrays: Arrays, made: tuple[str, ...]) -> Arrays:
-    """`function(ring, arrays)` on each device with its part of every array, tokens in the order of the work."""
+def _axes(floats: Floats, others: Others) -> Any:
+    """The same trees, with the axes of each array in its place."""
+    return flash.map_arrays(lambda _, letters: letters, floats, others)
 
-    def part(arrays: Arrays) -> Arrays:
-        results = function(ring, {name: _turned(ring, name, x, _fold) for name, x in arrays.items()})
-        return {name: _turned(ring, name, results[name], _unfold) for name in made}
+
+def _on_each_device(ring: Ring, function: Any, arrays: Any, letters: Any, out_letters: Any) -> Any:
+    """`function(ring, *arrays)` on each device with its part of every array, tokens in the order of the work.
+
+    letters: trees like arrays and results, with the axes of each array; they decide how it is divided.
+    """
+
+    def part(*arrays: Any) -> Any:
+        results = function(ring, *jax.tree.map(partial(_turned, ring, _fold), arrays, letters))
+        return jax.tree.map(partial(_turned, ring, _unfold), results, out_letters)
 
     # All that is replicated is made the same on every device, in this file: nothing here is left for JAX to check.
     return jax.shard_map(
-        part, mesh=ring.mesh, in_specs=({name: _spec(ring, name, x.shape[0]) for name, x in arrays.items()},),
-        out_specs={name: _spec(ring, name) for name in made}, check_vma=False,
-    )(arrays)  # fmt: skip
+        part, mesh=ring.mesh, in_specs=jax.tree.map(lambda x, one: _spec(ring, one, x.shape[0]), arrays, letters),
+        out_specs=jax.tree.map(partial(_spec, ring), out_letters), check_vma=False,
+    )(*arrays)  # fmt: skip
 
 
-def _spec(ring: Ring, name: str, rows: int | None = None) -> PartitionSpec:
-    places = {'B': None if rows == 1 else ring.rows, 'K': ring.heads, 'T': axes.TOKENS, 'S': axes.TOKENS}
-    return PartitionSpec(*(places.get(letter) for letter in LETTERS[name]))
+def _spec(ring: Ring, letters: str, rows: int | None = None) -> PartitionSpec:
+    divided = {'B': None if rows == 1 else ring.rows, 'K': ring.heads, 'T': axes.TOKENS, 'S': axes.TOKENS}
+    return PartitionSpec(*(divided.get(letter) for letter in letters))
 
 
-def _turned(ring: Ring, name: str, x: Array, turn: Any) -> Array:
-    tokens = [axis for axis, letter in enumerate(LETTERS[name]) if letter in 'TS']
+def _turned(ring: Ring, turn: Any, x: Array, letters: str) -> Array:
+    tokens = [axis for axis, letter in enumerate(letters) if letter in 'TS']
     return turn(x, tokens[0], ring.size) if ring.folded and tokens else x
 
 
@@ -241,31 +224,26 @@ def starts(ring: Ring, device: Int[Array, ''], length: int, block: int) -> Int[A
 # What a device does
 
 
-def local(ring: Ring, arrays: Arrays, device: Int[Array, ''], source: Int[Array, '']) -> Rules:
-    """The rules between the queries of one device and the keys of another, with a leading axis B or 1."""
+def begin(ring: Ring, device: Int[Array, ''], source: Int[Array, '']) -> Starts:
+    """Row numbers of the blocks of one device's queries and of another's keys."""
     grid = ring.plan.grid
-    return Rules(
-        query_starts=starts(ring, device, grid.T, grid.queries)[None],
-        key_starts=starts(ring, source, grid.S, grid.keys)[None],
-        **{name: arrays.get(name) for name in Rules._fields if not name.endswith('_starts')},
-    )
+    return Starts(starts(ring, device, grid.T, grid.queries), starts(ring, source, grid.S, grid.keys))
 
 
-def _inputs(ring: Ring, arrays: Arrays, turn: Int[Array, '']) -> tuple[flash.Floats, flash.Others]:
-    """What `flash` is given after so many turns, without the sinks: they count once."""
+def _inputs(ring: Ring, floats: Floats, others: Others, turn: Int[Array, '']) -> flash.Arrays:
+    """The arguments of `flash` after so many turns, without the sinks: they count once."""
     device = jax.lax.axis_index(axes.TOKENS)
-    number = arrays['number']
+    number = others.number
     if ring.heads is not None:  # dropout counts heads: b N + n as (b parts + part) (N / parts) + n
         number = number * ring.mesh.shape[ring.heads] + jax.lax.axis_index(ring.heads)
-    rules = local(ring, arrays, device, (device - turn) % ring.size)
-    floats = flash.Floats(arrays['query'], arrays['key'], arrays['value'], None, None, arrays.get('slopes'))
-    return floats, flash.Others(rules, number, arrays.get('words'))
+    others = others._replace(number=number, begin=begin(ring, device, (device - turn) % ring.size))
+    return floats._replace(sinks=None), others
 
 
-def _parted(arrays: Arrays) -> tuple[Arrays, Arrays]:
-    """What stays and what goes round."""
-    going = {name: x for name, x in arrays.items() if 'S' in LETTERS[name]}
-    return {name: x for name, x in arrays.items() if name not in going}, going
+def _parted(floats: Floats, others: Others) -> tuple[flash.Arrays, flash.Arrays]:
+    """The arrays that stay on the device, and those that go round: all that have keys."""
+    going = flash.map_arrays(lambda x, letters: x if 'S' in letters else None, floats, others)
+    return flash.map_arrays(lambda x, letters: None if 'S' in letters else x, floats, others), going
 
 
 def _pass_on(ring: Ring, tree: Any) -> Any:
@@ -274,50 +252,46 @@ def _pass_on(ring: Ring, tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.ppermute(x, axes.TOKENS, moves), tree)
 
 
-def _forward_part(ring: Ring, arrays: Arrays) -> Arrays:
-    """Output and the log of the sum of a device's queries."""
-    query, value = arrays['query'], arrays['value']
+def _forward_part(ring: Ring, floats: Floats, others: Others) -> tuple[Array, Array]:
+    """Output and log-sum-exp of a device's queries."""
+    query, value, sinks = floats.query, floats.value, floats.sinks
     lowest = jnp.finfo(query.dtype).min
-    own, going = _parted(arrays)
+    own, going = _parted(floats, others)
 
     def turn(state: tuple, number: Array) -> tuple[tuple, None]:
-        going, output, total = state
+        going, output, lse = state
         after = _pass_on(ring, going)  # meanwhile; after the last turn all is home again
-        more, log, _ = flash.forward(ring.plan, *_inputs(ring, own | going, number))
-        return (after, *_merged(output, total, more, log)), None
+        more, log, _ = flash.forward(ring.plan, *_inputs(ring, *flash.joined(own, going), number))
+        return (after, *_merged(output, lse, more, log)), None
 
     nothing = jnp.zeros((*query.shape[:-1], value.shape[-1]), query.dtype), jnp.full(query.shape[:-1], lowest)
-    (_, output, total), _ = jax.lax.scan(turn, (going, *nothing), jnp.arange(ring.size))
-    empty = total == lowest
-    if 'sinks' in arrays:
-        log, total = total, jnp.logaddexp(total, arrays['sinks'][None, :, :, None])
-        output = output * jnp.exp(log - total)[..., None]
-    return {'output': output, 'total': flash.largest_if(empty, total)}
+    (_, output, lse), _ = jax.lax.scan(turn, (going, *nothing), jnp.arange(ring.size))
+    empty = lse == lowest
+    if sinks is not None:
+        log, lse = lse, jnp.logaddexp(lse, sinks[None, :, :, None])
+        output = output * jnp.exp(log - lse)[..., None]
+    return output, flash.largest_if(empty, lse)
 
 
-def _merged(output: Array, total: Array, more: Array, log: Array) -> tuple[Array, Array]:
-    """Two outputs over different keys, and the logs of their sums, as one over all of the keys."""
-    both = jnp.logaddexp(total, log)
-    return output * jnp.exp(total - both)[..., None] + more * jnp.exp(log - both)[..., None], both
+def _merged(output: Array, lse: Array, more: Array, log: Array) -> tuple[Array, Array]:
+    """Two outputs over different keys, and their log-sum-exps, as one over all of the keys."""
+    both = jnp.logaddexp(lse, log)
+    return output * jnp.exp(lse - both)[..., None] + more * jnp.exp(log - both)[..., None], both
 
 
-def _backward_part(ring: Ring, arrays: Arrays) -> Arrays:
-    """The gradients of all that has one, of a device's queries and keys."""
-    saved = [arrays.pop(name) for name in ('output', 'total', 'cotangent')]
-    own, going = _parted(arrays)
-    wide = arrays['query'].dtype
-    zeros = lambda names: {name: jnp.zeros(arrays[name].shape, wide) for name in names if name in arrays}
+def _backward_part(ring: Ring, floats: Floats, others: Others, *saved: Array) -> Floats:
+    """Gradients of a device's floating-point arrays.  saved: output, log-sum-exp and cotangent."""
+    own, going = _parted(floats, others)
 
     def turn(state: tuple, number: Array) -> tuple[tuple, None]:
-        going, travelling, staying = state
-        floats, others = _inputs(ring, own | going, number)
-        made = flash.gradients(ring.plan, floats, others, *saved)._asdict()
-        travelling, staying = ({name: x + made[name] for name, x in sums.items()} for sums in (travelling, staying))
-        return (_pass_on(ring, going), _pass_on(ring, travelling), staying), None
+        going, sums = state
+        made = flash.gradients(ring.plan, *_inputs(ring, *flash.joined(own, going), number), *saved)
+        sums = jax.tree.map(jnp.add, sums, made)
+        key, value = _pass_on(ring, (sums.key, sums.value))
+        return (_pass_on(ring, going), sums._replace(key=key, value=value)), None
 
-    start = going, zeros(('key', 'value')), zeros(('query', 'slopes'))
-    (_, travelling, staying), _ = jax.lax.scan(turn, start, jnp.arange(ring.size))
-    shared = {'slopes': staying.pop('slopes')} if 'slopes' in staying else {}
-    if 'sinks' in arrays:
-        shared['sinks'] = flash.to_sinks(arrays['sinks'], *saved)
-    return travelling | staying | jax.lax.psum(shared, (*ring.rows, axes.TOKENS))
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, floats.query.dtype), floats._replace(sinks=None))
+    (_, sums), _ = jax.lax.scan(turn, (going, start), jnp.arange(ring.size))
+    sinks = None if floats.sinks is None else flash.of_sinks(floats.sinks, *saved)
+    sinks, slopes = jax.lax.psum((sinks, sums.slopes), (*ring.rows, axes.TOKENS))
+    return sums._replace(sinks=sinks, slopes=slopes)

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from attnlab.kernels import dense, sight
-from attnlab.kernels.call import Attended, Call
+from attnlab.kernels import dense, sanitize
+from attnlab.kernels.call import Attended, Call, refuse
+from attnlab.kernels.tiles import even
 
 LANES = 128
 """What blocks of queries and keys are a multiple of, and the heads that JAX tests the kernel with."""
@@ -32,10 +33,7 @@ def dot_product(call: Call, interpret: bool = False) -> Attended:
     _refuse(call)
     if 0 in call.query.shape or 0 in call.value.shape:
         return dense.dot_product(call._replace(block_sizes=None))
-    if not call.rules.restrict():
-        return Attended(_call(call, interpret), None, None)
-    cleaned = sight.clean(call)
-    return Attended(sight.settle(_call(cleaned.call, interpret), cleaned), None, None)
+    return sanitize.around(lambda call: _call(call, interpret), call)
 
 
 def check_platform() -> None:
@@ -44,36 +42,33 @@ def check_platform() -> None:
         raise NotImplementedError(f'platform: splash needs a TPU; this process runs on {jax.default_backend()}')
 
 
-def stays_whole() -> bool:
-    """Whether what is traced here runs on one device, so that nobody has to split the kernel."""
+def pays(call: Call, platform: str) -> bool:
+    """Whether the program traced here runs on one device, because the compiler cannot divide the kernel."""
     mesh = jax.sharding.get_abstract_mesh()
     return jax.device_count() == 1 or (not mesh.empty and mesh.are_all_axes_manual)
 
 
 def _refuse(call: Call) -> None:
-    rules, width = call.rules, max(call.query.shape[-1], call.value.shape[-1])
+    mask, width = call.mask, max(call.query.shape[-1], call.value.shape[-1])
     wide = [x.dtype for x in (call.query, call.key, call.value) if x.dtype == jnp.float64]
-    ids = [x for x in (rules.query_segment_ids, rules.key_segment_ids) if x is not None and x.dtype.itemsize > 4]
-    counts = rules.is_causal or rules.window is not None
-    reasons = [
+    ids = [x for x in (mask.query_segment_ids, mask.key_segment_ids) if x is not None and x.dtype.itemsize > 4]
+    counts = mask.is_causal or mask.window is not None
+    refuse([
         ('query', width > 2 * LANES, f'JAX tests splash with heads of at most {2 * LANES} numbers, not of {width}'),
         ('query', bool(wide), 'a TPU has no float64'),
         ('bias', call.bias is not None, 'splash adds none'),
-        ('mask', rules.mask is not None, 'splash takes rules, not arrays'),
+        ('mask', mask.mask is not None, 'splash takes no array'),
         ('alibi_slopes', call.alibi_slopes is not None, 'splash adds no bias'),
         ('dropout_rate', call.dropout_rate > 0.0, 'splash drops nothing'),
         ('return_weights', call.return_weights, 'splash never forms them'),
         ('return_residual', call.return_residual, 'splash returns it only where nothing has a gradient'),
-        ('prefix_lengths', rules.prefix_lengths is not None, 'splash fixes its mask before it sees them'),
-        ('query_positions', counts and rules.query_positions is not None, 'splash counts rows'),
-        ('key_positions', counts and rules.key_positions is not None, 'splash counts columns'),
+        ('prefix_lengths', mask.prefix_lengths is not None, 'splash fixes its mask before it sees them'),
+        ('query_positions', counts and mask.query_positions is not None, 'splash counts rows'),
+        ('key_positions', counts and mask.key_positions is not None, 'splash counts columns'),
         ('query_segment_ids', bool(ids), 'splash compares int32'),
         ('block_sizes', any(size % LANES for size in call.block_sizes or ()),
          f'splash wants multiples of {LANES}, not {call.block_sizes}'),
-    ]  # fmt: skip
-    for name, is_so, reason in reasons:
-        if is_so:
-            raise NotImplementedError(f'{name}: {reason}')
+    ])  # fmt: skip
 
 
 def _call(call: Call, interpret: bool) -> Array:
@@ -82,7 +77,7 @@ def _call(call: Call, interpret: bool) -> Array:
 
     T, N = call.query.shape[1:3]
     S, Hv = call.key.shape[1], call.value.shape[-1]
-    queries, keys = call.block_sizes or (_even(T, call), _even(S, call))
+    queries, keys = call.block_sizes or (_block(T, call), _block(S, call))
     padded_T, padded_S = math.ceil(T / queries) * queries, math.ceil(S / keys) * keys
     halves = all(x.dtype == jnp.bfloat16 for x in (call.query, call.key, call.value))
     # A TPU has no float16.  And the sinks' gradient is formed in the dtype of the query.
@@ -92,7 +87,7 @@ def _call(call: Call, interpret: bool) -> Array:
         _padded(x.astype(dtype).swapaxes(1, 2), length)
         for x, length in ((query, padded_T), (call.key, padded_S), (call.value, padded_S))
     )
-    band = sight.band(call.rules)
+    band = sanitize.band(call.mask)
     ids = _ids(call, padded_T, padded_S)
     kernel = _kernel(N, (padded_T, padded_S), (T, S), band, (queries, keys), call.logits_soft_cap, interpret)
     sinks = None if call.sinks is None else call.sinks.astype(jnp.float32)
@@ -101,10 +96,10 @@ def _call(call: Call, interpret: bool) -> Array:
     return output[:, :, :T, :Hv].swapaxes(1, 2).astype(call.query.dtype)
 
 
-def _even(length: int, call: Call) -> int:
-    """The length cut into the fewest blocks that fit, of about the same size."""
+def _block(length: int, call: Call) -> int:
+    """Block size for a length; wider heads have smaller blocks."""
     limit = 512 if max(call.query.shape[-1], call.value.shape[-1]) <= LANES else 256
-    return math.ceil(length / math.ceil(length / limit) / LANES) * LANES
+    return even(length, limit, LANES)
 
 
 def _padded(x: Array, length: int) -> Array:
@@ -114,16 +109,16 @@ def _padded(x: Array, length: int) -> Array:
 
 def _ids(call: Call, padded_T: int, padded_S: int) -> tuple[Int[Array, 'B T'], Int[Array, 'B S']] | None:
     """Segments, with one of its own for keys after the end; queries after theirs are cut off later."""
-    rules, (B, T), S = call.rules, call.query.shape[:2], call.key.shape[1]
-    queries, keys, length = rules.query_segment_ids, rules.key_segment_ids, rules.key_value_seq_lengths
-    reaches_end = padded_S > S and T + sight.band(rules)[1] > S
+    mask, (B, T), S = call.mask, call.query.shape[:2], call.key.shape[1]
+    queries, keys, length = mask.query_segment_ids, mask.key_segment_ids, mask.key_value_seq_lengths
+    reaches_end = padded_S > S and T + sanitize.band(mask)[1] > S
     if queries is None and length is None and not reaches_end:
         return None
     queries, keys = (
         jnp.zeros((B, size), jnp.int32) if x is None else jnp.broadcast_to(x, (B, size)).astype(jnp.int32)
         for x, size in ((queries, T), (keys, S))
     )
-    end = jnp.full(B, S) if length is None else sight.clipped(length, S)
+    end = jnp.full(B, S) if length is None else sanitize.clipped(length, S)
     nobody = jnp.max(queries, axis=1, keepdims=True) + 1
     keys = jnp.pad(keys, ((0, 0), (0, padded_S - S)))
     keys = jnp.where(jnp.arange(padded_S)[None] < end[:, None], keys, nobody)

@@ -17,9 +17,8 @@ from attnlab.kernels.masks import Visibility, window
 from attnlab.layers.experts import Experts
 from attnlab.layers.mixers import CausalConvolution, Recurrence
 from attnlab.layers.mlp import MLP
-from attnlab.layers.multihead import MultiHeadAttention, Rotary
-from attnlab.layers.patches import GridRotary
-from attnlab.layers.positions import RelativeBias
+from attnlab.layers.multihead import MultiHeadAttention
+from attnlab.layers.positions import NoPositions, PositionEncoding
 
 
 def dtype_of(config: BlockConfig) -> Any:
@@ -30,42 +29,42 @@ def dtype_of(config: BlockConfig) -> Any:
 class Block(nn.Module):
     """One block: attention, then an MLP or experts, each added to what came in (Vaswani et al. 2017, section 3.1).
 
+    encoding: positions in the self-attention.
     cross: attention to a memory comes between the two.
     cache_length: tokens that the key-value cache holds, 0: no cache; other mixers keep the state that they need.
-    grid_rotary: turns queries and keys of image tokens.
     """
 
     config: BlockConfig
+    encoding: PositionEncoding
     cross: bool = False
     cache_length: int = 0
-    grid_rotary: GridRotary | None = None
 
     @nn.compact
     def __call__(
         self,
         x: Float[Array, 'B T D'],
-        rules: Visibility,
-        real: Bool[Array, 'B T'] | None,
+        mask: Visibility,
+        token_mask: Bool[Array, 'B T'] | None,
         deterministic: bool,
         memory: Float[Array, 'B S D'] | None = None,
-        seen: Visibility | None = None,
+        memory_mask: Visibility | None = None,
         drop_rate: Float[Array, ''] | float = 0.0,
     ) -> tuple[Float[Array, 'B T D'], dict[str, Array]]:
-        """x after the block, and what its experts say of themselves: nothing without experts.
+        """x after the block, and `aux`: auxiliary losses and statistics of its experts, {} without experts.
 
-        real: which tokens count, for experts and for what is kept of them; all if None.
-        memory, seen: what a cross block attends to, and who may attend to what of it.
-        drop_rate: of this block, where the config has a `layer_drop`.
+        token_mask: true for real tokens, which experts count and caches keep; None: all.
+        memory, memory_mask: the states that a cross block attends to, and its mask.
+        drop_rate: rate of skipping this block, read if the config has a `layer_drop`.
         """
-        config, said, came = self.config, {}, x
+        config, aux, block_input = self.config, {}, x
         drop = nn.Dropout(config.dropout, deterministic=deterministic)
         mix, feed = self._mixer(), self._feed()
 
-        def think(x: Array) -> Array:
+        def feed_forward(x: Array) -> Array:
             if not config.experts:
                 return feed(x, deterministic=deterministic)
-            output, stats = feed(x, real, deterministic=deterministic)
-            said.update(stats)
+            output, stats = feed(x, token_mask, deterministic=deterministic)
+            aux.update(stats)
             return output
 
         def add(x: Array, branch: Callable[[Array], Array], name: str) -> Array:
@@ -82,20 +81,21 @@ class Block(nn.Module):
             if config.order != 'pre' or self.cross:
                 raise ValueError(f"parallel blocks have order 'pre' and no cross-attention, not {config.order!r}")
             normed = _norm(config, 'attention_norm')(x)
-            x = x + drop(mix(normed, rules, real, deterministic)) + drop(think(normed))
+            x = x + drop(mix(normed, mask, token_mask, deterministic)) + drop(feed_forward(normed))
         else:
-            x = add(x, lambda x: mix(x, rules, real, deterministic), 'attention')
+            x = add(x, lambda x: mix(x, mask, token_mask, deterministic), 'attention')
             if self.cross:
-                look = self._attention('cross_attention')
-                x = add(x, lambda x: look(x, memory, mask=seen, deterministic=deterministic), 'cross_attention')
-            x = add(x, think, 'mlp')
+                name = 'cross_attention'
+                attend = self._attention(name)
+                x = add(x, lambda x: attend(x, memory, mask=memory_mask, deterministic=deterministic), name)
+            x = add(x, feed_forward, 'mlp')
         if config.layer_drop and not deterministic:
             stays = jax.random.bernoulli(self.make_rng('dropout'), 1.0 - drop_rate, (x.shape[0], 1, 1))
-            x = came + jnp.where(stays, (x - came) / (1.0 - drop_rate), 0.0).astype(x.dtype)
-        return spread(x), said
+            x = block_input + jnp.where(stays, (x - block_input) / (1.0 - drop_rate), 0.0).astype(x.dtype)
+        return spread(x), aux
 
     def _mixer(self) -> Callable[[Array, Visibility, Array | None, bool], Array]:
-        """(x, rules, real, deterministic) -> what the tokens gather from each other."""
+        """The layer that mixes tokens, as a function of (x, mask, token_mask, deterministic)."""
         config = self.config
         match config.mixer:
             case 'attention':
@@ -107,28 +107,24 @@ class Block(nn.Module):
                 )  # fmt: skip
             case 'gru' | 'lstm' as kind:
                 layer = Recurrence(kind, self.cache_length > 0, name='recurrence')
-        return lambda x, rules, real, deterministic: layer(x, rules.query_segment_ids, real)
+        return lambda x, mask, token_mask, deterministic: layer(x, mask.query_segment_ids, token_mask)
 
-    def _attend(self, x: Array, rules: Visibility, real: Array | None, deterministic: bool) -> Array:
+    def _attend(self, x: Array, mask: Visibility, token_mask: Array | None, deterministic: bool) -> Array:
         config = self.config
         if config.window:
-            rules = rules & window(config.window, 0)
-        bias = None
-        if config.positions == 'relative':
-            T, S = x.shape[1], self.cache_length or x.shape[1]
-            here = jnp.arange(T)[None] if rules.query_positions is None else rules.query_positions
-            there = jnp.arange(S)[None] if rules.key_positions is None else rules.key_positions
-            bias = RelativeBias(config.heads, bidirectional=not rules.is_causal, name='relative_bias')(here, there)
-        return self._attention('attention')(x, mask=rules, bias=bias, deterministic=deterministic)
+            mask = mask & window(config.window, 0)
+        T = x.shape[1]
+        lengths, positions = (T, self.cache_length or T), (mask.query_positions, mask.key_positions)
+        bias = self.encoding.bias(config.heads, lengths, positions, not mask.is_causal)
+        return self._attention('attention')(x, mask=mask, bias=bias, deterministic=deterministic)
 
     def _attention(self, name: str) -> Any:
-        """An attention layer; called as it is here, it gives one array."""
-        config, positions = self.config, 'none' if name != 'attention' else self.config.positions
+        """An attention layer. Its type is `Any`, as a call returns a tuple only where weights are asked for."""
+        config = self.config
         return MultiHeadAttention(
             config.heads, config.kv_heads or None, config.head_width or None, use_bias=config.use_bias,
             qk_norm=None if config.qk_norm == 'none' else config.qk_norm,
-            rotary=self.grid_rotary or Rotary(config.rotary_base) if positions == 'rotary' else None,
-            sinks=config.sinks, alibi=positions == 'alibi',
+            encoding=self.encoding if name == 'attention' else NoPositions(), sinks=config.sinks,
             dropout_rate=config.attention_dropout, dtype=dtype_of(config),
             implementation=None if config.implementation == 'auto' else config.implementation,
             cache_length=self.cache_length, name=name, **self._starts(),
@@ -145,13 +141,13 @@ class Block(nn.Module):
         return Experts(
             experts=config.experts, active=config.active, capacity_factor=config.capacity_factor or None,
             shared=config.shared_expert,
-            order='token',  # by choices, a later token could take the place of an earlier one's second
-            renormalised=config.active > 1,  # of one alone it would always be 1, and teach the router nothing
+            order='token',  # in the order of choices, a later token could take an earlier one's second slot
+            renormalised=config.active > 1,  # a single weight would always be 1, without a gradient for the router
             name='experts', **common,
         )  # fmt: skip
 
     def _starts(self) -> dict[str, Any]:
-        """The starts of kernels that lead into a branch and out of it."""
+        """Initialisers of the kernels that lead into a branch and out of it."""
         std = self.config.init
         into = nn.initializers.lecun_normal() if std == 0 else nn.initializers.normal(std)
         if not self.config.scaled_init:
@@ -167,34 +163,34 @@ def _norm(config: BlockConfig, name: str) -> nn.Module:
 
 
 class Stack(nn.Module):
-    """The blocks of a model, one after the other, and the norm behind the last where they put theirs in front.
+    """The blocks of a model, and a norm after the last one unless the order is 'post'.
 
     With `scan` they are one compiled loop over stacked parameters [L, ...], and the program does not grow with L; the
     cache is stacked behind the batch, [B, L, ...].  `remat` is what the backward pass computes again: 'none', 'full'
     (all of a block) or 'dots' (all but the results of matrix products).
-    cross, cache_length, grid_rotary: as in `Block`.
+    encoding, cross, cache_length: as in `Block`.
     """
 
     config: BlockConfig
+    encoding: PositionEncoding
     cross: bool = False
     cache_length: int = 0
-    grid_rotary: GridRotary | None = None
 
     @nn.compact
     def __call__(
         self,
         x: Float[Array, 'B T D'],
-        rules: Visibility,
-        real: Bool[Array, 'B T'] | None = None,
+        mask: Visibility,
+        token_mask: Bool[Array, 'B T'] | None = None,
         deterministic: bool = True,
         memory: Float[Array, 'B S D'] | None = None,
-        seen: Visibility | None = None,
+        memory_mask: Visibility | None = None,
     ) -> tuple[Float[Array, 'B T D'], dict[str, Array]]:
-        """x after all blocks, and what the experts of each say, [L]."""
+        """x after all blocks, and `aux` of each, [L]."""
         block, x = self._remat(Block), spread(x)
-        common = rules, real, deterministic, memory, seen
+        common = mask, token_mask, deterministic, memory, memory_mask
         fields: Any = dict(
-            config=self.config, cross=self.cross, cache_length=self.cache_length, grid_rotary=self.grid_rotary
+            config=self.config, encoding=self.encoding, cross=self.cross, cache_length=self.cache_length
         )
         rates = np.linspace(0, self.config.layer_drop, self.config.layers + 1, dtype=np.float32)[1:]
         if self.config.scan:
@@ -204,19 +200,20 @@ class Stack(nn.Module):
                 in_axes=(*[nn.broadcast] * len(common), 0), length=self.config.layers,  # pyright: ignore[reportArgumentType]
                 check_constancy_invariants=self.is_initializing(),  # as in `attnlab.layers.recurrent`
             )  # fmt: skip
-            x = axes.vary(x, rules, real, memory, seen, self.variables)  # as a block makes it inside of jax.shard_map
-            x, said = blocks(**fields, name='blocks')(x, *common, jnp.asarray(rates))
+            # The type that x has after a block inside of jax.shard_map.
+            x = axes.vary(x, mask, token_mask, memory, memory_mask, self.variables)
+            x, aux = blocks(**fields, name='blocks')(x, *common, jnp.asarray(rates))
         else:
-            each = []
+            by_layer = []
             for layer in range(self.config.layers):
-                made = block(**fields, name=f'block_{layer}')
-                x, said = made(x, *common, float(rates[layer]))
-                each.append(said)
-            said = jax.tree.map(lambda *x: jnp.stack(x), *each) if each else {}
-        return (x if self.config.order == 'post' else _norm(self.config, 'norm')(x)), said
+                x, aux = block(**fields, name=f'block_{layer}')(x, *common, float(rates[layer]))
+                by_layer.append(aux)
+            aux = jax.tree.map(lambda *x: jnp.stack(x), *by_layer)
+        return (x if self.config.order == 'post' else _norm(self.config, 'norm')(x)), aux
 
     def _remat(self, block: Any) -> Any:
-        # Argument 0 is the module; a flag in Python must stay one.  Inside a scan nothing is found to be common anyway.
+        # Argument 0 is the module, argument 4 `deterministic`, which must stay a Python bool.  In a scan, XLA cannot
+        # merge the recomputation with the forward pass, so that the costly prevent_cse is not needed.
         wrap = lambda **policy: nn.remat(block, prevent_cse=not self.config.scan, static_argnums=(4,), **policy)
         match self.config.remat:
             case 'none':

@@ -28,9 +28,9 @@ class Experts(nn.Module):
     experts: E.  active: A, how many experts a token goes to.
     kind, features, use_bias, dropout_rate: of every expert, the shared one included, as in `MLP`.
     capacity_factor: if None, every token is served.  Otherwise an expert takes `capacity` tokens of a batch row, by the
-      number of real tokens in it: neither padding nor other rows have a say.  A choice beyond that is dropped: it adds
-      exactly zero, and the other choices of its token do not grow.  A cached decoding, which sees few tokens at a time,
-      drops other ones than a pass over all of them.
+      number of real tokens in it: neither padding nor other rows matter.  A choice beyond that is dropped: it adds
+      exactly zero, and the other choices of its token do not grow.  Decoding with a cache, a few tokens at a time,
+      drops other choices than a pass over all tokens.
     order, renormalised: who comes first, and what weights are, as in `route`.
     shared: one more expert that all tokens go through, added with weight one (Dai et al. 2024, section 3.2).
     dtype: of the experts.  The router's parameters, logits, softmax and losses, and the sum, are float32 or wider.
@@ -58,7 +58,7 @@ class Experts(nn.Module):
     def __call__(
         self, x: Float[Host, 'B T D'], mask: Bool[Host, 'B T'] | None = None, *, deterministic: bool = True
     ) -> tuple[Float[Array, 'B T D'], dict[str, Float[Array, '']]]:
-        """The output [B, T, D], zero for padding, and what to add to the loss and to watch, over real tokens only.
+        """The output [B, T, D], zero for padding, and losses and statistics over real tokens only.
 
         Args:
           x: [B, T, D].
@@ -74,17 +74,17 @@ class Experts(nn.Module):
         """
         self._check(x, mask)
         x = jnp.asarray(x)
-        real = None if mask is None else jnp.asarray(mask)
-        if real is not None:
-            x = jnp.where(real[..., None], x, 0)  # NaN there would come back in the gradients of parameters
+        token_mask = None if mask is None else jnp.asarray(mask)
+        if token_mask is not None:
+            x = jnp.where(token_mask[..., None], x, 0)  # NaN there would come back in the gradients of parameters
         routing = route(
-            self._logits(x), self.active, real, capacity=self._capacity(x.shape[1], real), order=self.order,
+            self._logits(x), self.active, token_mask, capacity=self._capacity(x.shape[1], token_mask), order=self.order,
             renormalised=self.renormalised,
         )  # fmt: skip
         output = self._served(x, routing, deterministic)
         if self.shared:
-            output = output + self._shared(x, real, deterministic)
-        choices = self.active * (x.shape[0] * x.shape[1] if real is None else jnp.sum(real))
+            output = output + self._shared(x, token_mask, deterministic)
+        choices = self.active * (x.shape[0] * x.shape[1] if token_mask is None else jnp.sum(token_mask))
         dropped = routing.dropped / jnp.maximum(choices, 1).astype(jnp.float32)
         return output, {'load_balance': routing.load_balance, 'z': routing.z, 'dropped': dropped}
 
@@ -97,13 +97,13 @@ class Experts(nn.Module):
         )  # fmt: skip
         return router(x)
 
-    def _capacity(self, T: int, real: Array | None) -> int | Array | None:
+    def _capacity(self, T: int, token_mask: Array | None) -> int | Array | None:
         if (factor := self.capacity_factor) is None:
             return None
         at = lambda tokens: capacity(tokens, self.experts, self.active, factor)
-        if real is None:
+        if token_mask is None:
             return at(T)
-        return jnp.asarray([at(tokens) for tokens in range(T + 1)])[jnp.sum(real, axis=1)]
+        return jnp.asarray([at(tokens) for tokens in range(T + 1)])[jnp.sum(token_mask, axis=1)]
 
     def _served(self, x: Array, routing: Routing, deterministic: bool) -> Array:
         """[B, T, D], the weighted sum of the outputs of the experts that were chosen."""
@@ -126,13 +126,13 @@ class Experts(nn.Module):
             x, routing, jax.tree.unflatten(tree, leaves), partial(hidden, self.kind), keep=keep, rate=self.dropout_rate
         )
 
-    def _shared(self, x: Array, real: Array | None, deterministic: bool) -> Array:
+    def _shared(self, x: Array, token_mask: Array | None, deterministic: bool) -> Array:
         mlp = MLP(
             self.kind, self.features, self.use_bias, self.dropout_rate, self.dtype, self.param_dtype, self.kernel_init,
             self.out_init, name='shared_expert',
         )  # fmt: skip
         output = mlp(x, deterministic=deterministic)
-        return output if real is None else jnp.where(real[..., None], output, 0)
+        return output if token_mask is None else jnp.where(token_mask[..., None], output, 0)
 
     def _check(self, x: Host, mask: Host | None) -> None:
         check_fields(self.kind, self.features, self.dropout_rate)

@@ -1,7 +1,7 @@
-"""The ways to read a sequence beside attention: what a block may have in its place.
+"""Layers that a block may have in place of attention.
 
-Each reads a token's past within its segment.  With a cache (collection `cache`) a call goes on where the last one
-ended, whatever padding stands between the real tokens.
+Each reads a token's past within its segment.  With a cache (collection `cache`) a call continues after the last real
+token of the call before, with any padding between.
 """
 
 from collections.abc import Callable
@@ -33,9 +33,9 @@ class CausalConvolution(nn.Module):
         self,
         x: Float[Array, 'B T D'],
         segment_ids: Int[Array, 'B T'] | None = None,
-        real: Bool[Array, 'B T'] | None = None,
+        token_mask: Bool[Array, 'B T'] | None = None,
     ) -> Float[Array, 'B T D']:
-        """x [B, T, D]: the same shape.  real: which tokens a cache keeps, all if None; others give what they may."""
+        """x [B, T, D]: the same shape.  token_mask: the tokens that a cache keeps, None: all."""
         if self.taps < 1:
             raise ValueError(f'taps is {self.taps}; expected a positive number')
         D = x.shape[-1]
@@ -43,19 +43,19 @@ class CausalConvolution(nn.Module):
         bias = self.param('bias', nn.initializers.zeros, (D,), jnp.float32) if self.use_bias else None
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
         if self.cache:
-            y = self._continued(x, kernel, jnp.ones(x.shape[:2], bool) if real is None else real)
+            y = self._continued(x, kernel, jnp.ones(x.shape[:2], bool) if token_mask is None else token_mask)
         else:
             y = sliding_convolution(x, kernel, is_causal=True, segment_ids=segment_ids)
         return y if bias is None else y + bias[None, None]
 
-    def _continued(self, x: Array, kernel: Array, real: Array) -> Array:
-        """The cache holds the last taps - 1 tokens before; the real ones are moved up behind them."""
+    def _continued(self, x: Array, kernel: Array, token_mask: Array) -> Array:
+        """The cache holds the last taps - 1 tokens; the real ones of this call are moved up behind them."""
         B, _, D = x.shape
         past = self.variable('cache', 'past', jnp.zeros, (B, self.taps - 1, D), x.dtype)
-        order = jnp.argsort(~real, axis=1, stable=True)
+        order = jnp.argsort(~token_mask, axis=1, stable=True)
         both = jnp.concatenate([past.value, jnp.take_along_axis(x, order[..., None], axis=1)], axis=1)
         y = sliding_convolution(both, kernel, is_causal=True)[:, self.taps - 1 :]
-        last = jnp.sum(real, axis=1)[:, None] + jnp.arange(self.taps - 1)[None]
+        last = jnp.sum(token_mask, axis=1)[:, None] + jnp.arange(self.taps - 1)[None]
         past.value = jnp.take_along_axis(both, last[..., None], axis=1)
         return jnp.take_along_axis(y, jnp.argsort(order, axis=1)[..., None], axis=1)
 
@@ -63,7 +63,7 @@ class CausalConvolution(nn.Module):
 class Recurrence(nn.Module):
     """A recurrent layer D -> D, from the first token to the last: parameters of `attnlab.layers.recurrent.Cell`.
 
-    It computes in float32 or wider: what a state gathers over many tokens would be rounded at each.
+    It computes in float32 or wider: a narrower state would be rounded at every token.
     """
 
     kind: Kind
@@ -74,11 +74,11 @@ class Recurrence(nn.Module):
         self,
         x: Float[Array, 'B T D'],
         segment_ids: Int[Array, 'B T'] | None = None,
-        real: Bool[Array, 'B T'] | None = None,
+        token_mask: Bool[Array, 'B T'] | None = None,
     ) -> Float[Array, 'B T D']:
-        """x [B, T, D]: the same shape.  real: tokens that change the state, all if None."""
+        """x [B, T, D]: the same shape.  token_mask: the tokens that change the state, None: all."""
         D = x.shape[-1]
-        mask = jnp.ones(x.shape[:2], bool) if real is None else real
+        mask = jnp.ones(x.shape[:2], bool) if token_mask is None else token_mask
         layer = Recurrent(self.kind, D, name='layer')
         came, x = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if not self.cache:

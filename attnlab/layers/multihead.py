@@ -1,6 +1,5 @@
 """Multi-head attention as a module with flax's parameters, and our attention as flax's `attention_fn`."""
 
-import dataclasses
 import functools
 import logging
 import math
@@ -18,25 +17,9 @@ from attnlab.kernels.attention import dot_product_attention
 from attnlab.kernels.call import check_rate
 from attnlab.kernels.masks import Visibility, integers
 from attnlab.kernels.norms import l2_norm, rms_norm
-from attnlab.kernels.positions import alibi_slopes
-from attnlab.kernels.rotary import Layout, Scaling, rotary
-from attnlab.layers.patches import GridRotary
+from attnlab.layers.positions import NoPositions, PositionEncoding
 
 Host = Array | np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class Rotary:
-    """How queries and keys turn with their positions; the fields are those of `attnlab.kernels.rotary.rotary`."""
-
-    base: float = 10000.0
-    layout: Layout = 'half'
-    fraction: float = 1.0
-    scaling: Scaling | None = None
-
-    def __call__(self, x: Float[Array, 'B T N H'], positions: Int[Host, '*#B T']) -> Float[Array, 'B T N H']:
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return rotary(x, positions, **fields)
 
 
 class HeadNorm(nn.Module):
@@ -61,9 +44,8 @@ class MultiHeadAttention(nn.Module):
       `key_norm` [H] (Dehghani et al. 2023, section 2, who subtract the mean too).  'l2' gives heads length one and
       multiplies logits by a learned number `qk_scale` in place of 1 / sqrt(H) (Henry et al. 2020); it starts from
       sqrt(H), where logits are those of 'rms', as the lengths are unknown from which the paper computes its start.
-    rotary: turns queries and keys, after their norm.
+    encoding: turns queries and keys, after their norm, or gives a bias: see `attnlab.layers.positions`.
     sinks: a learned logit `sinks` [N] that takes part in the softmax's sum, from zero.
-    alibi: linear biases of the distance, not learned (Press et al. 2022).
     dropout_rate: of attention weights.
     dtype: of the computation, that of inputs and parameters if None.  param_dtype, kernel_init, bias_init: as in flax.
     out_init: of the kernel of `out`; `kernel_init` if None.
@@ -81,9 +63,8 @@ class MultiHeadAttention(nn.Module):
     out_features: int | None = None
     use_bias: bool = True
     qk_norm: Literal['l2', 'rms'] | None = None
-    rotary: Rotary | GridRotary | None = None
+    encoding: PositionEncoding = NoPositions()
     sinks: bool = False
-    alibi: bool = False
     dropout_rate: float = 0.0
     dtype: Any = None
     param_dtype: Any = jnp.float32
@@ -110,10 +91,10 @@ class MultiHeadAttention(nn.Module):
         Args:
           queries: [B, T, D].
           keys: [B, S, C], where keys and values are made from; `queries` if None.
-          mask: boolean, True attends, broadcastable to [B, N, T, S]; or rules of `attnlab.kernels.masks`.
-          bias: added to the logits, broadcastable to [B, N, T, S].
-          positions: [B, T] or [1, T] int, of the tokens of self-attention: what causality, windows, ALiBi and rotary
-            compare.  The rules may carry positions instead, of queries and keys apart; without any, tokens stand at
+          mask: boolean, True attends, broadcastable to [B, N, T, S]; or one of `attnlab.kernels.masks`.
+          bias: added to the logits, broadcastable to [B, N, T, S], in place of a learned bias of the encoding.
+          positions: [B, T] or [1, T] int, of the tokens of self-attention: causality, windows and the encoding compare
+            them.  The mask may carry positions instead, those of queries and keys apart; without any, tokens stand at
             their row and column numbers.
           deterministic: no dropout; otherwise it draws from the `dropout` stream of rngs.
           return_weights: also the weights, which only dense gives: whatever `implementation` says, it is dense then.
@@ -135,14 +116,11 @@ class MultiHeadAttention(nn.Module):
         )  # fmt: skip
         query, scale = self._normed(dense((N, H), name='query')(queries), 'query')
         here, there = _positions(mask, positions)
-        if self.rotary is not None:
-            query = self.rotary(query, jnp.arange(query.shape[1]) if here is None else here)
+        query = self.encoding.rotate(query, here)
 
         def project(memory: Host, at: Host | None) -> tuple[Array, Array]:
             key, _ = self._normed(dense((K, H), name='key')(memory), 'key')
-            if self.rotary is not None:
-                key = self.rotary(key, jnp.arange(key.shape[1]) if at is None else at)
-            return key, dense((K, H), name='value')(memory)
+            return self.encoding.rotate(key, at), dense((K, H), name='value')(memory)
 
         if keys is not None:
             key, value = self._once(functools.partial(project, keys, there))
@@ -150,6 +128,9 @@ class MultiHeadAttention(nn.Module):
             key, value = self._remembered(*project(queries, here), here)
         else:
             key, value = project(queries, there)
+        if bias is None:
+            bidirectional = not (isinstance(mask, Visibility) and mask.is_causal)
+            bias = self.encoding.bias(N, (query.shape[1], key.shape[1]), (here, there), bidirectional)
         rate = _rate(self.dropout_rate, deterministic)
         # Without the stream flax would draw from that of the parameters, if there is one.
         draws = rate > 0.0 and (self.has_rng('dropout') or self.is_initializing())
@@ -157,7 +138,7 @@ class MultiHeadAttention(nn.Module):
         attended = dot_product_attention(
             query, key, value, bias, mask, scale=scale, query_positions=positions, key_positions=positions,
             sinks=self.param('sinks', nn.initializers.zeros, (N,), self.param_dtype) if self.sinks else None,
-            alibi_slopes=alibi_slopes(N) if self.alibi else None,
+            alibi_slopes=self.encoding.slopes(N),
             dropout_rate=rate, dropout_rng=self.make_rng('dropout') if draws else None,
             implementation=_with_weights(self.implementation) if return_weights or sown else self.implementation,
             return_weights=return_weights or sown,

@@ -1,6 +1,5 @@
 """From an image to tokens, and from tokens to one vector."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -11,7 +10,6 @@ from flax.linen.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
 from attnlab.kernels.patches import grid_of, halved, patchify
-from attnlab.kernels.rotary import rotary_2d
 
 Form = Literal['product', 'convolution']
 
@@ -90,21 +88,3 @@ class AttentionPool(nn.Module):
         score = nn.Dense(1, name='score')(x)[..., 0]
         weights = jax.nn.softmax(score.astype(jnp.promote_types(score.dtype, jnp.float32)), axis=-1)
         return jnp.einsum('bt,btd->bd', weights.astype(x.dtype), x)
-
-
-@dataclasses.dataclass(frozen=True)
-class GridRotary:
-    """In the place of `Rotary` for tokens of a grid, row by row, behind `prefix` ones that have no place and stay.
-
-    See `attnlab.kernels.rotary.rotary_2d`.
-    """
-
-    rows: int
-    columns: int
-    prefix: int = 0
-    base: float = 100.0
-
-    def __call__(self, x: Float[Array, 'B T N H'], positions: Any) -> Float[Array, 'B T N H']:
-        """x [B, prefix + rows * columns, N, H]; the positions of a sequence say nothing here."""
-        turned = rotary_2d(x[:, self.prefix :], self.rows, self.columns, base=self.base)
-        return jnp.concatenate([x[:, : self.prefix], turned], axis=1) if self.prefix else turned

@@ -1,7 +1,12 @@
-"""Positions in a model: what is added to embeddings, T5's bias of distances, and those that go on with a cache.
+"""Position encodings: one class each, in a table at the end, for text and for images.
 
-Positions without parameters are functions: `attnlab.kernels.positions`, `attnlab.kernels.rotary`.
+To add an encoding, write a subclass of `PositionEncoding` and add it to `ENCODINGS`: its name becomes a value of the
+config field `positions`, and every model that has positions takes it. The functions behind them, which have no
+parameters, are in `attnlab.kernels.positions` and `attnlab.kernels.rotary`.
 """
+
+import dataclasses
+from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -9,8 +14,203 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
+from attnlab.configs.block import BlockConfig, TextConfig
 from attnlab.kernels.masks import Visibility, causal
-from attnlab.kernels.positions import relative_buckets, sinusoidal
+from attnlab.kernels.positions import alibi_slopes, relative_buckets, sinusoidal, sinusoidal_2d
+from attnlab.kernels.rotary import Layout, Scaling, rotary, rotary_2d
+
+Grid = tuple[int, int]
+"""(rows, columns) of the tokens of an image, which are in row-major order."""
+
+Positions = Int[ArrayLike, '*#B T']
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionEncoding:
+    """The interface of position encodings, with methods that do nothing.
+
+    The methods are called inside of a Flax module (`nn.compact`); parameters of the encoding become parameters of that
+    module. Positions of None stand for 0, 1, .. T - 1.
+
+    grid: None for text. For an image, the last rows * columns tokens are those of the grid; the tokens before them,
+      such as a class token, have no place in it.
+    """
+
+    on_grid: ClassVar[bool] = False
+    """Whether there is a form for images."""
+
+    in_attention: ClassVar[bool] = False
+    """Whether the encoding acts in attention, so that other mixers cannot have it."""
+
+    grid: Grid | None = dataclasses.field(default=None, kw_only=True)
+
+    @classmethod
+    def from_config(cls, config: BlockConfig, grid: Grid | None) -> 'PositionEncoding':
+        """The encoding with the hyperparameters of a config."""
+        return cls(grid=grid)
+
+    @property
+    def longest(self) -> int | None:
+        """The most positions that a text may have; None: no limit."""
+        return None
+
+    def codes(
+        self, x: Float[Array, 'B T D'], positions: Positions | None = None, prefix: int = 0
+    ) -> Float[Array, '#B length D'] | None:
+        """What is added to the embeddings x; None: nothing.
+
+        prefix: number of tokens in front of x that are added to as well; the codes then have prefix + T rows.
+        """
+        return None
+
+    def rotate(self, x: Float[Array, 'B T N H'], positions: Positions | None = None) -> Float[Array, 'B T N H']:
+        """Queries or keys x, changed by their positions."""
+        return x
+
+    def bias(
+        self,
+        heads: int,
+        lengths: tuple[int, int],
+        positions: tuple[Positions | None, Positions | None],
+        bidirectional: bool,
+    ) -> Float[Array, 'b N T S'] | None:
+        """A learned bias of the attention logits; None: no bias.
+
+        lengths, positions: (T, S), and the positions of (queries, keys).  bidirectional: whether keys may stand after
+        the query.
+        """
+        return None
+
+    def slopes(self, heads: int) -> Float[Array, ' N'] | None:
+        """The slope of each head, by which attention logits fall with the distance; None: no such bias."""
+        return None
+
+
+class NoPositions(PositionEncoding):
+    """No positions: the order of tokens shows in a causal mask alone, and on a grid not at all."""
+
+    on_grid = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned(PositionEncoding):
+    """A table of codes that are added to the embeddings.
+
+    size: rows of the table; with a grid it has one for each token.
+    """
+
+    on_grid = True
+
+    size: int = 0
+
+    @classmethod
+    def from_config(cls, config: BlockConfig, grid: Grid | None) -> PositionEncoding:
+        return cls(config.context if isinstance(config, TextConfig) else 0, grid=grid)
+
+    @property
+    def longest(self) -> int | None:
+        return None if self.grid else self.size
+
+    def codes(
+        self, x: Float[Array, 'B T D'], positions: Positions | None = None, prefix: int = 0
+    ) -> Float[Array, '#B length D'] | None:
+        length, D = prefix + x.shape[1], x.shape[2]
+        table = LearnedPositions(length if self.grid else self.size, D, name='positions')
+        return table(length)[None] if positions is None else table(positions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sinusoidal(PositionEncoding):
+    """Sines and cosines that are added to the embeddings (Vaswani et al. 2017); half of them for rows on a grid."""
+
+    on_grid = True
+
+    def codes(
+        self, x: Float[Array, 'B T D'], positions: Positions | None = None, prefix: int = 0
+    ) -> Float[Array, '#B length D'] | None:
+        T, D = x.shape[1:]
+        if self.grid is None:
+            return sinusoidal(jnp.arange(T)[None] if positions is None else positions, D)
+        codes = sinusoidal_2d(*self.grid, D).astype(x.dtype)
+        return jnp.concatenate([jnp.zeros((prefix, D), x.dtype), codes])[None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary(PositionEncoding):
+    """Queries and keys turn by their positions (Su et al. 2021); on a grid, half of the channels turn by the row.
+
+    The fields are those of `attnlab.kernels.rotary.rotary`; on a grid, `rotary_2d` has a base and a layout alone.
+    """
+
+    on_grid = True
+    in_attention = True
+
+    base: float = 10000.0
+    layout: Layout = 'half'
+    fraction: float = 1.0
+    scaling: Scaling | None = None
+
+    @classmethod
+    def from_config(cls, config: BlockConfig, grid: Grid | None) -> PositionEncoding:
+        return cls(config.rotary_base, grid=grid)
+
+    def rotate(self, x: Float[Array, 'B T N H'], positions: Positions | None = None) -> Float[Array, 'B T N H']:
+        if self.grid is None:
+            positions = jnp.arange(x.shape[1]) if positions is None else positions
+            return rotary(
+                x, positions, base=self.base, layout=self.layout, fraction=self.fraction, scaling=self.scaling
+            )
+        rows, columns = self.grid
+        prefix = x.shape[1] - rows * columns
+        turned = rotary_2d(x[:, prefix:], rows, columns, base=self.base, layout=self.layout)
+        return jnp.concatenate([x[:, :prefix], turned], axis=1) if prefix else turned
+
+
+@dataclasses.dataclass(frozen=True)
+class Alibi(PositionEncoding):
+    """Attention logits that fall linearly with the distance, by a slope for each head (Press et al. 2022)."""
+
+    in_attention = True
+
+    def slopes(self, heads: int) -> Float[Array, ' N'] | None:
+        return alibi_slopes(heads)
+
+
+@dataclasses.dataclass(frozen=True)
+class Relative(PositionEncoding):
+    """A learned bias of the distance (Raffel et al. 2020): a table `relative_bias` in each layer, where they share one.
+
+    buckets, max_distance: as in `attnlab.kernels.positions.relative_buckets`.
+    """
+
+    in_attention = True
+
+    buckets: int = 32
+    max_distance: int = 128
+
+    def bias(
+        self,
+        heads: int,
+        lengths: tuple[int, int],
+        positions: tuple[Positions | None, Positions | None],
+        bidirectional: bool,
+    ) -> Float[Array, 'b N T S'] | None:
+        queries, keys = (
+            jnp.arange(length)[None] if at is None else at for length, at in zip(lengths, positions, strict=True)
+        )
+        bias = RelativeBias(heads, self.buckets, self.max_distance, bidirectional, name='relative_bias')
+        return bias(queries, keys)
+
+
+class AddedPositions(nn.Module):
+    """Embeddings plus the codes of an encoding; parameters of the encoding are those of this module."""
+
+    encoding: PositionEncoding
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B T D'], positions: Positions | None = None) -> Float[Array, 'B T D']:
+        codes = self.encoding.codes(x, positions)
+        return x if codes is None else x + codes
 
 
 class LearnedPositions(nn.Module):
@@ -27,9 +227,9 @@ class LearnedPositions(nn.Module):
     def __call__(self, positions: int | Int[ArrayLike, '*P']) -> Float[Array, '*P D']:
         """The rows of these positions [*P, D]; a Python number T stands for 0, 1, .. T - 1.
 
-        A position that is known while tracing is checked here.  One that comes as an argument of a compiled function
-        is not: whoever makes the positions (the batches, the decoder's loop) checks them against `size`.  Should one
-        slip through, its row is NaN, so that the loss tells, and neither the nearest row nor, for -1, the last one.
+        A position whose value is known while tracing is checked here.  One that is an argument of a compiled function
+        cannot be: the code that makes positions (batches, the decoding loop) checks them against `size`.  A position
+        outside the table gives NaN, which shows in the loss, and not the nearest row or, for -1, the last one.
 
         Raises:
           ValueError: for a length or a position outside the table, naming it and the table's size.
@@ -48,55 +248,10 @@ class LearnedPositions(nn.Module):
         return table.at[positions].get(mode='fill', fill_value=jnp.nan, wrap_negative_indices=False)
 
 
-class AddedPositions(nn.Module):
-    """Embeddings with their positions: 'learned' adds a table `positions` of `size` rows, 'sinusoidal' a formula.
-
-    Encodings that act in attention add nothing here.
-    """
-
-    kind: str
-    size: int
-
-    @nn.compact
-    def __call__(
-        self, x: Float[Array, 'B T D'], at: Int[Array, '#B T'] | None = None
-    ) -> Float[Array, 'B T D']:
-        """x [B, T, D] with the codes of positions `at` [B, T], the places in the row if None.
-
-        Raises:
-          ValueError: for a kind that is none, and for rows longer than `size` where positions are learned.
-        """
-        T, D = x.shape[1:]
-        match self.kind:
-            case 'learned':
-                table = LearnedPositions(self.size, D, name='positions')
-                return x + (table(T)[None] if at is None else table(at))
-            case 'sinusoidal':
-                return x + sinusoidal(jnp.arange(T)[None] if at is None else at, D)
-            case other if other in ENCODINGS:
-                return x
-            case other:
-                raise ValueError(f'positions is {other!r}; expected one of {", ".join(ENCODINGS)}')
-
-
-class Past(nn.Module):
-    """Positions of new tokens, which continue after the `length` [B] tokens already in the cache."""
-
-    cache_length: int
-
-    @nn.compact
-    def __call__(self, real: Bool[Array, 'B T']) -> Visibility:
-        """Causality from the positions of real tokens (-1 for padding) to the slots of the cache."""
-        length = self.variable('cache', 'length', jnp.zeros, real.shape[:1], jnp.int32)
-        at = jnp.where(real, length.value[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, -1)
-        length.value = length.value + jnp.sum(real, axis=1, dtype=jnp.int32)
-        return causal(at, jnp.arange(self.cache_length)[None])
-
-
 class RelativeBias(nn.Module):
-    """One learned number a head and bucket of distances (Raffel et al. 2020, section 2.1), to be `bias` of attention.
+    """One learned number a head and bucket of distances (Raffel et al. 2020, section 2.1), as the bias of attention.
 
-    It is an array of T S N numbers: ALiBi or rotary positions take no such memory.
+    It is an array of T S N numbers; ALiBi and rotary positions take no such memory.
     """
 
     heads: int
@@ -109,13 +264,13 @@ class RelativeBias(nn.Module):
         self, query_positions: Int[ArrayLike, '*#B T'], key_positions: Int[ArrayLike, '*#B S']
     ) -> Float[Array, 'b N T S']:
         """Positions [T] and [S] give [1, N, T, S], positions [B, T] and [B, S] give [B, N, T, S]."""
-        found = relative_buckets(
+        bucket = relative_buckets(
             query_positions, key_positions,
             buckets=self.buckets, max_distance=self.max_distance, bidirectional=self.bidirectional,
         )  # fmt: skip
         init = nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform')
         table = self.param('table', init, (self.buckets, self.heads), jnp.float32)
-        bias = jnp.moveaxis(table[found], -1, -3)
+        bias = jnp.moveaxis(table[bucket], -1, -3)
         return bias if bias.ndim == 4 else bias[None]
 
 
@@ -126,4 +281,43 @@ def _check_range(positions: np.ndarray, size: int) -> None:
         raise ValueError(f'position {outside[0]} is outside the position table; expected 0 .. {size - 1}')
 
 
-ENCODINGS = ('learned', 'sinusoidal', 'rotary', 'alibi', 'relative', 'none')
+class Past(nn.Module):
+    """Positions of new tokens, which continue after the `length` [B] tokens already in the cache."""
+
+    cache_length: int
+
+    @nn.compact
+    def __call__(self, token_mask: Bool[Array, 'B T']) -> Visibility:
+        """A causal mask from the positions of real tokens (-1 for padding) to the slots of the cache."""
+        length = self.variable('cache', 'length', jnp.zeros, token_mask.shape[:1], jnp.int32)
+        after = length.value[:, None] + jnp.cumsum(token_mask, axis=1, dtype=jnp.int32)
+        positions = jnp.where(token_mask, after - 1, -1)
+        length.value = length.value + jnp.sum(token_mask, axis=1, dtype=jnp.int32)
+        return causal(positions, jnp.arange(self.cache_length)[None])
+
+
+ENCODINGS: dict[str, type[PositionEncoding]] = {
+    'learned': Learned,
+    'sinusoidal': Sinusoidal,
+    'rotary': Rotary,
+    'alibi': Alibi,
+    'relative': Relative,
+    'none': NoPositions,
+}
+"""Encodings by the value of the config field `positions`."""
+
+
+def position_encoding(config: BlockConfig, grid: Grid | None = None) -> PositionEncoding:
+    """The encoding that a config names, for the tokens of a text or of an image.
+
+    Raises ValueError for a name that is not in `ENCODINGS`, for an encoding that has no form for images, and for one
+    that acts in attention where the config has another mixer.
+    """
+    encoding = ENCODINGS.get(config.positions)
+    if encoding is None or grid and not encoding.on_grid:
+        allowed = [repr(name) for name, one in ENCODINGS.items() if one.on_grid or not grid]
+        where = ' for the tokens of an image' if grid else ''
+        raise ValueError(f'positions is {config.positions!r}; expected {", ".join(allowed)}{where}')
+    if encoding.in_attention and config.mixer != 'attention':
+        raise ValueError(f'positions is {config.positions!r}, which acts in attention, but mixer is {config.mixer!r}')
+    return encoding.from_config(config, grid)

@@ -1,4 +1,4 @@
-"""A causal language model: blocks that read the past and say what comes next."""
+"""A causal language model."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attnlab.configs.language import LanguageModelConfig
 from attnlab.kernels.masks import Visibility, causal, packed
 from attnlab.layers.block import Stack, dtype_of
-from attnlab.layers.positions import AddedPositions, Past
+from attnlab.layers.positions import AddedPositions, Past, PositionEncoding, position_encoding
 
 
 class LanguageModel(nn.Module):
@@ -25,41 +25,46 @@ class LanguageModel(nn.Module):
         config = self.config
         start = nn.initializers.normal(config.init or 0.02)
         self.embedding = nn.Embed(self.vocabulary, config.width, embedding_init=start)
-        self.place = AddedPositions(config.positions, config.context)
+        self.place = AddedPositions(self.encoding)
         self.drop = nn.Dropout(config.dropout)
         self.past = Past(self.cache_length)
-        self.stack = Stack(config, cache_length=self.cache_length)
+        self.stack = Stack(config, self.encoding, cache_length=self.cache_length)
         if not config.tied:
             self.output = nn.Dense(self.vocabulary, use_bias=False, dtype=dtype_of(config), kernel_init=start)
+
+    @property
+    def encoding(self) -> PositionEncoding:
+        """The encoding of positions."""
+        return position_encoding(self.config)
 
     def __call__(
         self, tokens: Int[Array, 'B T'], segments: Int[Array, 'B T'] | None = None, deterministic: bool = True
     ) -> tuple[Float[Array, 'B T V'], dict[str, Array]]:
-        """Logits of the token after each, float32 or wider, and what the experts of each layer say [L].
+        """Logits of the next token at each position, float32 or wider, and `aux` of the experts of each layer [L].
 
         Args:
-          tokens: [B, T], each from 0 to V - 1: whoever makes batches checks that; one outside gives NaN.
+          tokens: [B, T], each from 0 to V - 1, which the code that makes batches checks; one outside gives NaN.
           segments: [B, T], the document of each token, 0 in padding: a token sees its own document's past, positions
             start from 0 in each, and padding does not count for experts.  One document a row if None.  With a cache
-            all but the padding goes on with the row's one document.
+            all real tokens continue the row's one document.
 
         Raises:
           ValueError: for rows longer than `context` where positions are learned.
         """
-        x, said = self.hidden(tokens, segments, deterministic)
-        return self.logits(x), said
+        x, aux = self.hidden(tokens, segments, deterministic)
+        return self.logits(x), aux
 
     def hidden(
         self, tokens: Int[Array, 'B T'], segments: Int[Array, 'B T'] | None = None, deterministic: bool = True
     ) -> tuple[Float[Array, 'B T D'], dict[str, Array]]:
-        """What `logits` reads, and what the experts say."""
-        rules, real = self._rules(tokens, segments)
-        at = None if rules.query_positions is None else jnp.maximum(rules.query_positions, 0)
+        """The input of `logits`, and `aux`."""
+        mask, token_mask = self._mask(tokens, segments)
+        at = None if mask.query_positions is None else jnp.maximum(mask.query_positions, 0)
         x = self.drop(self.place(self.embedding(tokens), at), deterministic=deterministic)
         x = x.astype(dtype_of(self.config) or x.dtype)
         if self.cache_length and at is not None:  # a token without a slot would be missing from what others see
             x = jnp.where((at < self.cache_length)[..., None], x, jnp.nan)
-        return self.stack(x, rules, real, deterministic)
+        return self.stack(x, mask, token_mask, deterministic)
 
     def logits(self, x: Float[Array, '*B D']) -> Float[Array, '*B V']:
         """The output product, float32 or wider."""
@@ -70,10 +75,10 @@ class LanguageModel(nn.Module):
             logits = self.output(x)
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
-    def _rules(self, tokens: Array, segments: Array | None) -> tuple[Visibility, Bool[Array, 'B T'] | None]:
-        """What each token may see, and which of them count."""
-        real = None if segments is None else segments != 0
+    def _mask(self, tokens: Array, segments: Array | None) -> tuple[Visibility, Bool[Array, 'B T'] | None]:
+        """The mask of attention, and the mask of real tokens (None: all are)."""
+        token_mask = None if segments is None else segments != 0
         if self.cache_length:
-            real = jnp.ones(tokens.shape, bool) if real is None else real
-            return self.past(real), real
-        return (causal() if segments is None else packed(segments)), real
+            token_mask = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
+            return self.past(token_mask), token_mask
+        return (causal() if segments is None else packed(segments)), token_mask

@@ -1,8 +1,9 @@
-"""Attention weights of a whole model, as its layers sow them."""
+"""Calls of a whole model: with dropout or without, and with the attention weights that its layers sow."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -24,3 +25,15 @@ def attention_maps(intermediates: Mapping[str, Any]) -> dict[str, Float[Array, '
         first = 0 if at == 'blocks' else int(at.removeprefix('block_'))
         found.setdefault(kind, {}).update({first + layer: each for layer, each in enumerate(stacked)})
     return {kind: jnp.stack([by[layer] for layer in sorted(by)], axis=1) for kind, by in sorted(found.items())}
+
+
+def apply_with_maps(module: nn.Module, params: Any, *inputs: Array) -> tuple[Any, dict[str, Array]]:
+    """The output of a model and its `attention_maps`."""
+    both: Any = module.apply({'params': params}, *inputs, mutable=['intermediates'])
+    output, sown = both
+    return output, attention_maps(sown.get('intermediates', {}))
+
+
+def dropout_arguments(rng: Array | None) -> dict[str, Any]:
+    """Keyword arguments of `model.apply` by which dropout draws from a PRNG key; no dropout if the key is None."""
+    return {} if rng is None else {'deterministic': False, 'rngs': {'dropout': rng}}

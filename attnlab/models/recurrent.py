@@ -9,8 +9,8 @@ from jaxtyping import Array, Float, Int
 from attnlab.configs.align import RecurrentConfig
 from attnlab.kernels import axes
 from attnlab.kernels.masks import length_mask
-from attnlab.layers.attention import SourceAttention
 from attnlab.layers.recurrent import Cell, Encoder, State, output_of, state_from
+from attnlab.layers.source_attention import SourceAttention
 
 
 class Source(NamedTuple):

@@ -1,6 +1,7 @@
 """A residual network for small images, to set beside the Vision Transformer."""
 
 import math
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -20,16 +21,25 @@ class ResNet(nn.Module):
     classes: int
     config: ResNetConfig
 
+    grid: ClassVar[tuple[int, int]] = (1, 1)
+    prefix: ClassVar[int] = 0
+    reader: ClassVar[int | None] = None
+
     @nn.compact
-    def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B classes']:
-        """Logits [B, classes] of images [B, H, W, C]."""
+    def __call__(
+        self, images: Float[Array, 'B H W C'], deterministic: bool = True
+    ) -> tuple[Float[Array, 'B classes'], dict[str, Array]]:
+        """Logits [B, classes] of images [B, H, W, C], and nothing of experts, as `VisionTransformer` returns them.
+
+        It has no dropout, so `deterministic` changes nothing.
+        """
         x = self._convolution(self.config.width, 1, 'stem')(images)
         x = nn.relu(self._norm(self.config.width, 'stem_norm')(x))
         for stage in range(3):
             features = self.config.width * 2**stage
             for block in range(self.config.blocks):
                 x = self._block(x, features, 2 if stage and not block else 1, f'stage_{stage}_block_{block}')
-        return nn.Dense(self.classes, name='head')(jnp.mean(x, axis=(1, 2)))
+        return nn.Dense(self.classes, name='head')(jnp.mean(x, axis=(1, 2))), {}
 
     def _block(self, x: Array, features: int, stride: int, name: str) -> Array:
         branch = self._convolution(features, stride, f'{name}_first')(x)

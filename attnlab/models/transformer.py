@@ -1,4 +1,4 @@
-"""The Transformer of 2017: an encoder that sees all of the source, a decoder that sees it and its own past."""
+"""The encoder-decoder Transformer."""
 
 import math
 
@@ -9,13 +9,13 @@ from jaxtyping import Array, Float, Int
 from attnlab.configs.align import TranslatorConfig
 from attnlab.kernels.masks import causal, padding
 from attnlab.layers.block import Stack, dtype_of
-from attnlab.layers.positions import AddedPositions, Past
+from attnlab.layers.positions import AddedPositions, Past, PositionEncoding, position_encoding
 
 
 class TransformerSeq2Seq(nn.Module):
     """Encoder-decoder of Vaswani et al. 2017; other configs give later variants of its blocks.
 
-    Token 0 is padding everywhere, behind the real tokens.  A source is [tokens, EOS], a decoder input [BOS, tokens].
+    Token 0 is padding everywhere, after the real tokens.  A source is [tokens, EOS], a decoder input [BOS, tokens].
     Encoder and decoder have `layers` blocks each.  The output's matrix is the target's embedding; embeddings are
     multiplied by sqrt(D).  A shared embedding (section 3.4 there) needs vocabularies of one size.
 
@@ -37,29 +37,34 @@ class TransformerSeq2Seq(nn.Module):
         self.embed_target = nn.Embed(self.target_vocabulary, config.width, embedding_init=start)
         if not config.shared_embedding:
             self.embed_source = nn.Embed(self.source_vocabulary, config.width, embedding_init=start)
-        self.place_source = AddedPositions(config.positions, config.context)
-        self.place_target = AddedPositions(config.positions, config.context)
+        self.place_source = AddedPositions(self.encoding)
+        self.place_target = AddedPositions(self.encoding)
         self.drop = nn.Dropout(config.dropout)
         self.past = Past(self.cache_length)
-        self.encoder = Stack(config)
-        self.decoder = Stack(config, cross=True, cache_length=self.cache_length)
+        self.encoder = Stack(config, self.encoding)
+        self.decoder = Stack(config, self.encoding, cross=True, cache_length=self.cache_length)
+
+    @property
+    def encoding(self) -> PositionEncoding:
+        """The encoding of positions, of the source and of the target."""
+        return position_encoding(self.config)
 
     def __call__(
         self, source: Int[Array, 'B S'], inputs: Int[Array, 'B T'], deterministic: bool = True
     ) -> tuple[Float[Array, 'B T V'], dict[str, Array]]:
-        """Teacher forcing: source [B, S] and decoder inputs [B, T] give logits [B, T, V], and what experts say [2L]."""
-        memory, heard = self.encode(source, deterministic)
-        x, said = self.decode(source, memory, inputs, deterministic)
-        return self.logits(x), {name: jnp.concatenate([heard[name], each]) for name, each in said.items()}
+        """Teacher forcing: source [B, S] and decoder inputs [B, T] give logits [B, T, V], and `aux` [2L]."""
+        memory, encoder_aux = self.encode(source, deterministic)
+        x, aux = self.decode(source, memory, inputs, deterministic)
+        return self.logits(x), {name: jnp.concatenate([encoder_aux[name], aux[name]]) for name in aux}
 
     def encode(
         self, source: Int[Array, 'B S'], deterministic: bool = True
     ) -> tuple[Float[Array, 'B S D'], dict[str, Array]]:
-        """The states of source tokens [B, S], and what the encoder's experts say [L]."""
-        real = source != 0
+        """The states of source tokens [B, S], and `aux` of the encoder [L]."""
+        token_mask = source != 0
         embed = self.embed_target if self.config.shared_embedding else self.embed_source
         x = self._enter(self.place_source(embed(source) * math.sqrt(self.config.width)), deterministic)
-        return self.encoder(x, padding(keys=jnp.sum(real, axis=1)), real, deterministic)
+        return self.encoder(x, padding(keys=jnp.sum(token_mask, axis=1)), token_mask, deterministic)
 
     def decode(
         self,
@@ -68,16 +73,16 @@ class TransformerSeq2Seq(nn.Module):
         tokens: Int[Array, 'B T'],
         deterministic: bool = True,
     ) -> tuple[Float[Array, 'B T D'], dict[str, Array]]:
-        """What `logits` reads, from the source, its states and the decoder's inputs, and what the experts say [L].
+        """The input of `logits`, from the source, its states and the decoder's inputs, and `aux` of the decoder [L].
 
-        With a cache all tokens are real ones, which go on behind those of earlier calls.
+        With a cache all tokens are real, and continue after those of earlier calls.
         """
         cached = self.cache_length > 0
-        rules = self.past(jnp.ones(tokens.shape, bool)) if cached else causal()
-        x = self.place_target(self.embed_target(tokens) * math.sqrt(self.config.width), rules.query_positions)
+        mask = self.past(jnp.ones(tokens.shape, bool)) if cached else causal()
+        x = self.place_target(self.embed_target(tokens) * math.sqrt(self.config.width), mask.query_positions)
         x = self._enter(x, deterministic)
-        seen = padding(keys=jnp.sum(source != 0, axis=1))
-        return self.decoder(x, rules, None if cached else tokens != 0, deterministic, memory, seen)
+        memory_mask = padding(keys=jnp.sum(source != 0, axis=1))
+        return self.decoder(x, mask, None if cached else tokens != 0, deterministic, memory, memory_mask)
 
     def logits(self, x: Float[Array, '*B D']) -> Float[Array, '*B V']:
         """The output product, float32 or wider."""

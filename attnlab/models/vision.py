@@ -1,4 +1,4 @@
-"""The Vision Transformer: an image as a set of vectors."""
+"""The Vision Transformer."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -7,16 +7,14 @@ from jaxtyping import Array, Float
 from attnlab.configs.vision import VitConfig
 from attnlab.kernels.masks import Visibility
 from attnlab.kernels.patches import grid_of
-from attnlab.kernels.positions import sinusoidal_2d
 from attnlab.layers.block import Stack, dtype_of
 from attnlab.layers.patches import (
     AttentionPool,
     ConvolutionalTokens,
-    GridRotary,
     PatchEmbedding,
     tokens_grid,
 )
-from attnlab.layers.positions import LearnedPositions
+from attnlab.layers.positions import PositionEncoding, position_encoding
 
 
 class VisionTransformer(nn.Module):
@@ -38,15 +36,25 @@ class VisionTransformer(nn.Module):
         return grid_of(self.config.image, self.config.patch)
 
     @property
+    def encoding(self) -> PositionEncoding:
+        """The encoding of positions in the grid."""
+        return position_encoding(self.config, self.grid)
+
+    @property
     def prefix(self) -> int:
-        """The tokens in front of those of the image: registers, then the class."""
+        """Number of tokens in front of those of the image: registers, then the class."""
         return self.config.registers + (self.config.pool == 'class')
+
+    @property
+    def reader(self) -> int | None:
+        """The token that the classes are read off; None: all of the image."""
+        return self.prefix - 1 if self.config.pool == 'class' else None
 
     @nn.compact
     def __call__(
         self, images: Float[Array, 'B H W C'], deterministic: bool = True
     ) -> tuple[Float[Array, 'B classes'], dict[str, Array]]:
-        """Logits [B, classes], float32 or wider, of images [B, H, W, C], and what the experts of each layer say [L].
+        """Logits [B, classes], float32 or wider, of images [B, H, W, C], and `aux` of the experts of each layer [L].
 
         Raises:
           ValueError: for images of another size, and patches that do not divide them.
@@ -56,11 +64,10 @@ class VisionTransformer(nn.Module):
             raise ValueError(f'images have height and width {images.shape[1:3]}; expected {config.image}')
         x = self._placed(self._tokens(images))
         x = nn.Dropout(config.dropout)(x, deterministic=deterministic)
-        rotary = GridRotary(*self.grid, self.prefix, config.rotary_base)
-        x, said = Stack(config, grid_rotary=rotary, name='stack')(x, Visibility(), None, deterministic)
+        x, aux = Stack(config, self.encoding, name='stack')(x, Visibility(), None, deterministic)
         start = nn.initializers.normal(config.init or 0.02)
         logits = nn.Dense(self.classes, dtype=dtype_of(config), kernel_init=start, name='head')(self._pooled(x))
-        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), said
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), aux
 
     def _tokens(self, images: Array) -> Array:
         config, dtype = self.config, dtype_of(self.config)
@@ -72,17 +79,9 @@ class VisionTransformer(nn.Module):
     def _placed(self, x: Array) -> Array:
         """The image's tokens with their positions, behind the class token and the registers."""
         front = self._row('class', 1) if self.config.pool == 'class' else jnp.zeros((0, self.config.width), x.dtype)
-        match self.config.positions:
-            case 'learned':
-                table = LearnedPositions(len(front) + x.shape[1], self.config.width, name='positions')
-                places = table(len(front) + x.shape[1])
-                front, x = front + places[: len(front)], x + places[None, len(front) :]
-            case 'sinusoidal':
-                x = x + sinusoidal_2d(*self.grid, self.config.width)[None].astype(x.dtype)
-            case 'rotary' | 'none':
-                pass
-            case other:
-                raise ValueError(f"positions is {other!r}; expected 'learned', 'sinusoidal', 'rotary' or 'none'")
+        codes = self.encoding.codes(x, prefix=len(front))
+        if codes is not None:
+            front, x = front + codes[0, : len(front)], x + codes[:, len(front) :]
         if self.config.registers:
             front = jnp.concatenate([self._row('registers', self.config.registers), front])
         if not self.prefix:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnlab.report.values import SCORES
 from attnlab.tasks.heatmap import FONT, GRID, INK, QUIET
 
 if TYPE_CHECKING:
@@ -19,21 +20,25 @@ PANELS = {'loss': 'loss', 'bleu': 'validation BLEU', 'accuracy': 'validation acc
 
 
 def curves(runs: Mapping[str, Sequence[Mapping]]) -> Figure:
-    """Loss (training faint, validation strong), validation BLEU and accuracy against the step, one colour a run.
+    """Loss (training faint, validation strong) and validation scores against the step, one colour a run.
+
+    The scores are those of `PANELS`, and those of a task of one's own that `values.SCORES` does not know.
 
     runs: name -> records of metrics.jsonl, each {'step': int, 'split': 'train' | 'valid' | ..., 'loss': float, ...}.
     A panel is left out where no record has its score.
     """
     from matplotlib.figure import Figure
 
+    scored = dict.fromkeys(key for records in runs.values() for r in records if r.get('split') == 'valid' for key in r)
+    titles = PANELS | {key: f'validation {key}' for key in scored if key not in {*PANELS, *SCORES, 'step', 'split'}}
     lines = [(name, colour, split, key, points)
              for (name, records), colour in zip(runs.items(), _colours(len(runs)), strict=True)
-             for split, key in (('train', 'loss'), *(('valid', key) for key in PANELS))
+             for split, key in (('train', 'loss'), *(('valid', key) for key in titles))
              if len(points := points_of(records, split, key))]
-    panels = [key for key in PANELS if any(line[3] == key for line in lines)] or ['loss']
+    panels = [key for key in titles if any(line[3] == key for line in lines)] or ['loss']
     figure = Figure(figsize=(3.9 * len(panels), 2.7), facecolor='white', layout='constrained')
     for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
-        calm(axes, PANELS[panel])
+        calm(axes, titles[panel])
         axes.set_xlabel('step', fontsize=8, color=QUIET, fontfamily=FONT)
         for name, colour, split, key, points in lines:
             if key == panel:

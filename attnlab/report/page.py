@@ -13,26 +13,10 @@ from attnlab import files
 from attnlab.data.alignments import Links
 from attnlab.errors import UserError
 from attnlab.report import figures, html
+from attnlab.report.values import SCORES
 from attnlab.tasks import heatmap
 
 PICTURE_BYTES = 1_400_000  # of PNGs in one page: a third more as base64, which keeps a page under 2 MB
-
-SCORES = {  # key of scores-SPLIT.json -> label and format; a number without an entry is shown by its key
-    'bleu': ('BLEU', '{:.1f}'),
-    'bleu_words': ('BLEU of lower-cased words', '{:.1f}'),
-    'chrf': ('chrF', '{:.1f}'),
-    'exact_match': ('Exact match', '{:.1%}'),
-    'aer_emit': ('AER, weights at the emitting step', '{:.3f}'),
-    'aer_shifted': ('AER, weights shifted by one step', '{:.3f}'),
-    'inversion_emit': ('Inverted adjectives found, emitting step', '{:.1%}'),
-    'inversion_shifted': ('Inverted adjectives found, shifted by one', '{:.1%}'),
-    'accuracy': ('Accuracy', '{:.1%}'),
-    'top5': ('Among the five likeliest', '{:.1%}'),
-    'calibration_error': ('Calibration error', '{:.3f}'),
-    'loss': ('Loss', '{:.3f}'),
-    'perplexity': ('Perplexity', '{:.2f}'),
-    'bits_per_character': ('Bits per character', '{:.3f}'),
-}
 
 TILES = ('bleu', 'chrf', 'exact_match', 'aer_emit', 'bits_per_character', 'accuracy', 'top5', 'calibration_error')
 
@@ -67,8 +51,8 @@ def run_page(workdir: str | Path, split: str = 'test', scores: dict[str, Any] | 
 
     config.json         the config; shown, and its model and data fields summed up in a line
     metrics.jsonl       one record a line: {"step", "split", "loss", "bleu", ...}; may be absent
-    scores-SPLIT.json   numbers (null: unknown), those of `SCORES` first (exact_match and inversion_* from 0 to 1),
-                        the texts of `SIGNATURES`, and "by_length": [{"from", "to" (null: no end), "sentences",
+    scores-SPLIT.json   numbers (null: unknown; exact_match and inversion_* from 0 to 1), those of `values.SCORES`
+                        first, the texts of `SIGNATURES`, and "by_length": [{"from", "to" (null: no end), "sentences",
                         "bleu"}, ...]
     samples/SPLIT.json  may be absent; a list of {"source", "reference" (or null), "output": text; "rows": produced
                         tokens and "columns": source tokens, both with the end of sentence; "weights": nested lists

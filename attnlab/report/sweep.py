@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnlab.report import html
 from attnlab.report import sweep_figures as figures
 from attnlab.report.values import described, shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MARKS = {'done': '✓', 'running': '…', 'waiting': '·', 'failed': '✗', 'pruned': '✂'}
 
@@ -29,22 +32,25 @@ def write(path: str | Path, title: str, found: Mapping[str, Any]) -> Path:
       'metric': name or None, 'direction': 'min' | 'max' | None, as long as no point has ended,
       'keys': {dotted key that varies, the seed apart: how it is shown},
       'points': [{'number', 'status', 'values' (of the keys and, where it varies, 'seed'), 'value', 'step', 'seconds',
-                  'reason', 'records' (of metrics.jsonl)}, ...],
+                  'reason'}, ...],
+      'records': those of metrics.jsonl of every point, by its number,
       'groups': as in `attnlab.report.sweep_figures`, each with 'done' and 'of' besides, the numbers of its points,
       'best': index of a group, or None; 'winner': {'number', 'config' (nested)} of its point, or None,
       'sensitivity': the lines of `attnlab.report.sweep_figures.sensitivity`, [] where there are none}
     """
-    path, points = Path(path), found['points']
-    statuses = [point['status'] for point in points]
-    reasons = lambda failed: [f'{point["number"]}: {point["reason"]}' for point in points
+    path = Path(path)
+    statuses = [point['status'] for point in found['points']]
+    reasons = lambda failed: [f'{point["number"]}: {point["reason"]}' for point in found['points']
                               if point['reason'] and (point['status'] == 'failed') == failed]  # fmt: skip
+    header, rows = points(found)
+    rows = [[number, f'{MARKS[status]} {status}', *rest] for number, status, *rest in rows]
     html.write(
         path, 'sweep.html', title=title, summary=found['summary'], large=_large(found, statuses),
         counts=', '.join(f'{statuses.count(status)} {status}' for status in MARKS if status in statuses),
         best=_best(found) if found['winner'] else [],
         winner=html.fields(found['winner']['config']) if found['winner'] else [], figures=_figures(found),
-        seeds=_seeds(found) if any(group['of'] > 1 for group in found['groups']) else None,
-        points=_points(found), notes=reasons(failed=False), failures=reasons(failed=True),
+        seeds=seeds(found) if any(group['of'] > 1 for group in found['groups']) else None,
+        points=(header, rows), notes=reasons(failed=False), failures=reasons(failed=True),
     )  # fmt: skip
     return path
 
@@ -74,7 +80,7 @@ def _figures(found: Mapping[str, Any]) -> list[tuple[str, str, html.Picture]]:
     groups, keys, metric, direction, best = (found[key] for key in ('groups', 'keys', 'metric', 'direction', 'best'))
     pictures = []
 
-    def add(heading: str, figure: Any, alt: str, note: str = '') -> None:
+    def add(heading: str, figure: Figure, alt: str, note: str = '') -> None:
         pictures.append((heading, note, html.picture(figure, alt)))
 
     if found['sensitivity']:
@@ -85,26 +91,26 @@ def _figures(found: Mapping[str, Any]) -> list[tuple[str, str, html.Picture]]:
         if len(keys) > 1:
             figure = figures.parallel(groups, keys, metric, direction, best)
             add('Parallel coordinates', figure, f'Every key, and {metric}')
-    records = {point['number']: point['records'] for point in found['points']}
-    if metric and any(records.values()):
-        figure = figures.curves(groups, records, metric, best)
+    if metric and any(found['records'].values()):
+        figure = figures.curves(groups, found['records'], metric, best)
         add('Training', figure, f'Training loss and {metric} by step')
     return pictures
 
 
-def _seeds(found: Mapping[str, Any]) -> Table:
-    """The groups, the best first; those without a number last."""
+def seeds(found: Mapping[str, Any]) -> Table:
+    """A row per group, the best first; those without a number last."""
     sign = -1.0 if found['direction'] == 'max' else 1.0
     groups = sorted(found['groups'], key=lambda group: (group['mean'] is None, sign * (group['mean'] or 0.0)))
     rows = [[*_cells(group['values'], found['keys']), number(group['mean']), number(group['error']),
              f'{group["done"]} of {group["of"]}'] for group in groups]  # fmt: skip
-    return [*found['keys'].values(), f'mean {found["metric"]}', 'standard error', 'seeds'], rows
+    return [*found['keys'].values(), f'mean {found["metric"] or "score"}', 'standard error', 'seeds'], rows
 
 
-def _points(found: Mapping[str, Any]) -> Table:
-    seeds = {'seed': 'seed'} if any('seed' in point['values'] for point in found['points']) else {}
-    keys = found['keys'] | seeds
-    rows = [[f'{point["number"]}', f'{MARKS[point["status"]]} {point["status"]}', *_cells(point['values'], keys),
+def points(found: Mapping[str, Any]) -> Table:
+    """A row per point: number, status, what varies, score, step, time."""
+    seed = {'seed': 'seed'} if any('seed' in point['values'] for point in found['points']) else {}
+    keys = found['keys'] | seed
+    rows = [[f'{point["number"]}', point['status'], *_cells(point['values'], keys),
              number(point['value']), '' if point['step'] is None else f'{point["step"]:,}',
              '' if point['seconds'] is None else duration(point['seconds'])] for point in found['points']]  # fmt: skip
     return ['point', 'status', *keys.values(), f'best {found["metric"] or "score"}', 'step', 'time'], rows

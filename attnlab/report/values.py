@@ -1,4 +1,4 @@
-"""Values of a config's fields: as text, and where they stand on an axis."""
+"""Values of a config's fields, as text and on an axis; labels and formats of scores."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ from typing import Any, NamedTuple
 
 MANY = 8  # values of a key from which on each is seen once or twice, as in a random search
 LABEL = 40
+
+SCORES = {  # key of scores-SPLIT.json -> label and format; a number without an entry is shown by its key
+    'bleu': ('BLEU', '{:.1f}'),
+    'bleu_words': ('BLEU of lower-cased words', '{:.1f}'),
+    'chrf': ('chrF', '{:.1f}'),
+    'exact_match': ('Exact match', '{:.1%}'),
+    'aer_emit': ('AER, weights at the emitting step', '{:.3f}'),
+    'aer_shifted': ('AER, weights shifted by one step', '{:.3f}'),
+    'inversion_emit': ('Inverted adjectives found, emitting step', '{:.1%}'),
+    'inversion_shifted': ('Inverted adjectives found, shifted by one', '{:.1%}'),
+    'accuracy': ('Accuracy', '{:.1%}'),
+    'top5': ('Among the five likeliest', '{:.1%}'),
+    'calibration_error': ('Calibration error', '{:.3f}'),
+    'loss': ('Loss', '{:.3f}'),
+    'perplexity': ('Perplexity', '{:.2f}'),
+    'bits_per_character': ('Bits per character', '{:.3f}'),
+}
 
 
 class Scale(NamedTuple):

@@ -68,8 +68,8 @@ def _differing(here: list[dict[str, Any]], there: list[dict[str, Any]]) -> str:
     names = [[point['name'] for point in each] for each in (here, there)]
     only = [[name for name in one if name not in other][:_SHOWN] for one, other in (names, names[::-1])]
     if any(only):
-        shown = f'{_listed(", only here", only[0])}{_listed(", only there", only[1])}'
-        return f'{len(here)} points here and {len(there)} there{shown}'
+        shown = [f'only {where} {" ".join(some)}' for where, some in zip(('here', 'there'), only, strict=True) if some]
+        return ', '.join([f'{len(here)} points here and {len(there)} there', *shown])
     at = next(at for at, (one, other) in enumerate(zip(here, there, strict=True)) if one != other)
     one, other = (_told(each[at]['overrides']) for each in (here, there))
     return f'point {at} is {one} here and {other} there'
@@ -84,7 +84,3 @@ def _told(value: Any) -> str:
         case list():
             return ','.join('='.join(each) if isinstance(each, list) else each for each in value)
     return 'none' if value is None else str(value)
-
-
-def _listed(what: str, names: list[str]) -> str:
-    return f'{what} {" ".join(names)}' if names else ''

@@ -5,16 +5,19 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnlab import environment
 from attnlab.errors import Stopped, UserError
 from attnlab.flags import nearest, number
 from attnlab.sweeps import MOST
 from attnlab.sweeps.signals import handled
+
+if TYPE_CHECKING:
+    from attnlab.sweeps.points import Plan
 
 _MANY = 64
 """Devices, as many as any mesh of one machine asks for."""
@@ -41,19 +44,18 @@ def run(given: argparse.Namespace) -> int | None:
 
 
 def _run(given: argparse.Namespace) -> int | None:
-    folder, names, counts, search = Path(given.workdir), given.sweep.split(','), _counts(given), _search(given)
-    count = counts['workers'] or 1
+    folder, numbers = Path(given.workdir), _numbers(given)
+    count = numbers['workers'] or 1
     if given.best is not None:
-        return _best(folder, given, names, search)
-    if (which := counts['worker']) is not None:
-        return _worker(given, folder, names, search, which, count)
-    if given.list or counts['index'] is not None:
+        return _best(given, folder)
+    if numbers['worker'] is not None:
+        return _worker(given, folder, numbers['worker'], count)
+    if given.list or given.index is not None:
         environment.prepare(count)
-        from attnlab.sweeps import begin, points
-
-        plan = points.plan(given.config, given.overrides, names, search)
-        begin.check(folder, plan)
-        return _list(plan) if given.list else _one(folder, plan, counts['index'] or 0, given.retry)
+        plan = _plan(given, folder)
+        if plan.search:
+            raise UserError(f'{given.sweep} is a search, whose points are drawn when they run')
+        return _list(plan) if given.list else _one(folder, plan, numbers['index'] or 0, given.retry)
     logging.basicConfig(level=logging.INFO, format='%(message)s')  # not `prepare`, which is each worker's to do
     if given.launcher is not None:
         code = _launch(given, folder, count)
@@ -66,6 +68,19 @@ def _run(given: argparse.Namespace) -> int | None:
     return code or _ended(folder)
 
 
+def _plan(given: argparse.Namespace, folder: Path) -> 'Plan':
+    """What the command line asks for; UserError where it is wrong, and for a directory that holds something else."""
+    from attnlab.sweeps import begin, points
+
+    plan = points.plan(given.config, given.overrides, given.sweep.split(','), _search(given))
+    begin.check(folder, plan)
+    if given.storage:
+        from attnlab.sweeps import database
+
+        database.check(given.storage)
+    return plan
+
+
 def _again(given: argparse.Namespace, **changes: Any) -> list[str]:
     """The command line, with changes."""
     values = {name: value for name, value in (vars(given) | changes).items() if value not in (None, False)}
@@ -74,7 +89,7 @@ def _again(given: argparse.Namespace, **changes: Any) -> list[str]:
     return ['sweep', *flags, *(f'--config.{key}={text}' for key, text in given.overrides)]
 
 
-def _counts(given: argparse.Namespace) -> dict[str, int | None]:
+def _numbers(given: argparse.Namespace) -> dict[str, int | None]:
     found = {name: number(name, getattr(given, name), int) for name in _LIMITS}
     for name, (least, most) in _LIMITS.items():
         value = found[name]
@@ -102,52 +117,42 @@ def _search(given: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in every.items() if value is not None}
 
 
-def _list(plan: Any) -> None:
+def _list(plan: 'Plan') -> None:
     from attnlab.report.values import shown
     from attnlab.sweeps.outcome import point_folder
 
-    if plan.search:
-        raise UserError(f'{",".join(plan.sweep)} is a search, whose points are drawn when they run')
     for point in plan.points:
         escaped = lambda value: shown(value) if isinstance(value, str) else value  # a point is a line
         overrides = ' '.join(f'{key}={escaped(value)}' for key, value in point.overrides.items())
         print(point.number, point_folder(Path(), point.name), overrides, sep='\t')
 
 
-def _one(folder: Path, plan: Any, index: int, retry: bool) -> int:
+def _one(folder: Path, plan: 'Plan', index: int, retry: bool) -> int:
     from attnlab.sweeps import begin, board, worker
 
-    if plan.search:
-        raise UserError(f'{",".join(plan.sweep)} is a search, whose points are drawn when they run')
     if index >= len(plan.points):
         raise UserError(f'--index is {index}; expected 0 to {len(plan.points) - 1}')
     begin.begin(folder, plan)
-    seen = board.Board(folder, plan, {})
+    seen = board.Board(folder, plan)
     if retry:
-        board.forget_failed(seen, [index])
+        seen.forget_failed([index])
     end = worker.one(seen, index)
-    score = f', best {end.metric} {end.value:.6g} at step {end.step}' if end.value is not None else ''
-    print(f'{plan.points[index].name}: {end.status}{score}{": " + end.reason if end.reason else ""}')
+    print(f'{plan.points[index].name}: {end}')
     return int(end.status == 'failed')
 
 
-def _worker(
-    given: argparse.Namespace, folder: Path, names: Sequence[str], search: dict[str, Any], which: int, count: int
-) -> int:
+def _worker(given: argparse.Namespace, folder: Path, which: int, count: int) -> int:
     """One of the processes; what is wrong with the command is told by the first of them, if it can."""
     environment.stop_with_launcher()
     environment.share(which, count)
     environment.prepare()
-    from attnlab.sweeps import begin, board, database, points, worker
+    from attnlab.sweeps import begin, board, worker
 
     try:
-        plan = points.plan(given.config, given.overrides, names, search)
-        begin.check(folder, plan)
-        if given.storage:
-            database.check(given.storage)
+        plan = _plan(given, folder)
         spec = begin.begin(folder, plan)
         url = given.storage or f'sqlite:///{folder.resolve()}/sweep.db'
-        worker.work(board.Board(folder, plan, {}), spec['id'], url)
+        worker.work(board.Board(folder, plan), spec['id'], url)
     except UserError:
         if which:
             time.sleep(_PATIENCE)  # the first has the same to say, whereupon the others are ended
@@ -172,16 +177,13 @@ def _launch(given: argparse.Namespace, folder: Path, count: int) -> int:
 def _begin(given: argparse.Namespace, folder: Path) -> None:
     """Begins a sweep whose points others run."""
     with _many_devices():
-        from attnlab.sweeps import begin, board, database, points
+        from attnlab.sweeps import begin, board
 
-        plan = points.plan(given.config, given.overrides, given.sweep.split(','), _search(given))
-        begin.check(folder, plan)
-        if given.storage:
-            database.check(given.storage)
+        plan = _plan(given, folder)
         begin.begin(folder, plan)
         if given.retry:
-            seen = board.Board(folder, plan, {})
-            board.forget_failed(seen, seen.numbers)
+            seen = board.Board(folder, plan)
+            seen.forget_failed(seen.numbers)
 
 
 @contextmanager
@@ -196,15 +198,15 @@ def _many_devices() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _best(folder: Path, given: argparse.Namespace, names: Sequence[str], search: dict[str, Any]) -> None:
+def _best(given: argparse.Namespace, folder: Path) -> None:
     from attnlab.sweeps import outcome, winner
 
     found = outcome.read(folder)
-    here, there = (f'{",".join(s)} of {file}' for s, file in ((names, given.config), (found.sweep, found.config)))
+    here, there = f'{given.sweep} of {given.config}', f'{",".join(found.sweep)} of {found.config}'
     if here != there:
         raise UserError(f'--workdir={folder} holds another sweep: {here} here and {there} there')
     ran = (outcome.read_spec(folder) or {}).get('search') or {}
-    other = [f'--{name}={value}' for name, value in search.items() if ran.get(name) != value]
+    other = [f'--{name}={value}' for name, value in _search(given).items() if ran.get(name) != value]
     other += [f'--config.{key}={text}' for key, text in given.overrides if (key, text) not in found.overrides]
     if other:
         raise UserError(f'--workdir={folder} holds another sweep: one without {" ".join(other)}')

@@ -105,7 +105,5 @@ def tell(folder: Path, told: set[str]) -> int:
         if end is None:  # it is to be run again
             continue
         told.add(name)
-        score = '' if end.value is None else f', best {end.metric} {end.value:.6g} at step {end.step}'
-        reason = f': {end.reason}' if end.reason else ''
-        logging.info('%s: %s%s, %.0f s%s', name, end.status, score, end.seconds, reason)
+        logging.info('%s, %.0f s: %s', name, end.seconds, end)
     return len(new)

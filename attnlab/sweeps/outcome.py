@@ -51,6 +51,10 @@ class Outcome:
     reason: str | None = None
     diverged_at: int | None = None
 
+    def __str__(self) -> str:
+        score = '' if self.value is None else f', best {self.metric} {self.value:.6g} at step {self.step}'
+        return f'{self.status}{score}{f": {self.reason}" if self.reason else ""}'
+
 
 @dataclass(frozen=True)
 class Row:

@@ -7,9 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ml_collections import ConfigDict
+
 from attnlab import configs, tasks
 from attnlab.errors import UserError
 from attnlab.flags import nearest
+from attnlab.report.values import described
 from attnlab.sweeps import MOST, Overrides, product
 from attnlab.sweeps.outcome import Direction
 from attnlab.train import run
@@ -40,7 +43,7 @@ class Plan(NamedTuple):
     search: dict[str, Any] | None
     metric: str
     direction: Direction
-    base: Any
+    base: ConfigDict
     points: list[Point]
 
 
@@ -79,7 +82,7 @@ def search_of(config: str, names: Sequence[str]) -> Callable[[Any], Overrides] |
     return searches[names[0]]
 
 
-def configured(config: str, overrides: Sequence[tuple[str, str]], point: Mapping[str, Any]) -> Any:
+def configured(config: str, overrides: Sequence[tuple[str, str]], point: Mapping[str, Any]) -> ConfigDict:
     """The locked config of a point; UserError for a key that the command line sets as well."""
     for key, text in overrides:
         if key in point:
@@ -87,7 +90,7 @@ def configured(config: str, overrides: Sequence[tuple[str, str]], point: Mapping
     return configs.load(config, [*overrides, *point.items()])
 
 
-def typed(config: Any, point: Mapping[str, Any]) -> Overrides:
+def typed(config: ConfigDict, point: Mapping[str, Any]) -> Overrides:
     """The overrides with the values that the config has by them."""
     return {key: config[key] for key in point}
 
@@ -129,16 +132,17 @@ def _points(config: str, overrides: Sequence[tuple[str, str]], names: Sequence[s
     points: list[Point] = []
     seen: dict[str, int] = {}
     for number, given in enumerate(_given(config, names)):
+        told = described(given) or 'nothing'
         try:
             locked = configured(config, overrides, given)
             run.check(locked)
         except UserError as error:
-            raise UserError(f'point {number} of the sweep ({_told(given)}): {error}') from error
+            raise UserError(f'point {number} of the sweep ({told}): {error}') from error
         values = typed(locked, given)
         # By all of the config: what a point does not set has the value of the file, which another may set as well.
         same = json.dumps(configs.tree(locked))
         if same in seen:
-            raise UserError(f'points {seen[same]} and {number} of the sweep are the same: {_told(given)}')
+            raise UserError(f'points {seen[same]} and {number} of the sweep are the same: {told}')
         seen[same] = number
         points.append(Point(number, name_of(values), values))
     if not points:
@@ -177,7 +181,3 @@ def _points_of(config: str, name: str, sweep: Callable[[], Iterable[Overrides]])
         if not isinstance(point, dict) or not all(isinstance(key, str) for key in point):
             raise UserError(f'{config}: a point of a sweep is a dict dotted key -> value, got {point!r}')
     return each
-
-
-def _told(overrides: Mapping[str, Any]) -> str:
-    return ', '.join(f'{key}={value}' for key, value in overrides.items()) or 'nothing'

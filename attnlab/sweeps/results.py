@@ -7,7 +7,7 @@ import csv
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnlab import configs, files
 from attnlab.report import sweep as page
@@ -15,6 +15,9 @@ from attnlab.report.values import described, shown
 from attnlab.sweeps import outcome, seeds, sensitivity
 from attnlab.sweeps.outcome import Sweep
 from attnlab.train import metrics
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 STYLES = {'done': 'green', 'running': 'cyan', 'waiting': 'dim', 'failed': 'bold red', 'pruned': 'yellow'}
 
@@ -56,15 +59,16 @@ def _notes(sweep: Sweep) -> dict[int, str]:
 
 
 def _exact(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ','.join(map(_exact, value))
-    if isinstance(value, str):
-        return value
-    return repr(value) if isinstance(value, float) else _cell(value)
-
-
-def _cell(value: Any) -> str:
-    return '' if value is None else shown(value)
+    match value:
+        case None:
+            return ''
+        case tuple():
+            return ','.join(map(_exact, value))
+        case str():
+            return value
+        case float():
+            return repr(value)
+    return shown(value)
 
 
 def show(sweep: Sweep, width: int | None = None) -> None:
@@ -78,62 +82,51 @@ def show(sweep: Sweep, width: int | None = None) -> None:
     console = Console(width=width, highlight=False)
     if width is None and not console.is_terminal:
         console.width = PIPE
-    groups = seeds.groups(sweep)
-    console.print(_points(sweep))
-    if any(len(group.rows) > 1 for group in groups):
+    found = compared(sweep)
+    header, rows = page.points(found)
+    reasons = [[point['reason'] or ''] for point in found['points']]
+    console.print(_table([*header, 'reason'], [[*row, *reason] for row, reason in zip(rows, reasons, strict=True)]))
+    if any(group['of'] > 1 for group in found['groups']):
         console.print()
-        console.print(_groups(sweep, groups))
-    at = seeds.best(sweep, groups)
-    if at is not None:
-        what = described(seeds.named(groups[at].values)) or f'point {groups[at].done[0].number}'
-        score = page.spread(groups[at].mean or 0.0, groups[at].error, len(groups[at].done))
+        console.print(_table(*page.seeds(found)))
+    if found['best'] is not None:
+        group = found['groups'][found['best']]
+        score = page.spread(group['mean'], group['error'], group['done'])
         console.print()
-        console.print(Text(f'best {sweep.metric}: {score}, {what}', style='bold'), soft_wrap=True)
+        console.print(Text(f'best {sweep.metric}: {score}, {group["label"]}', style='bold'), soft_wrap=True)
 
 
-def _points(sweep: Sweep) -> Any:
-    from rich.text import Text
-
-    varied, notes = [seeds.named(each) for each in seeds.values(sweep).values()], _notes(sweep)
-    names = list(varied[0]) if varied else []
-    table = _table(['point', 'status', *names, f'best {sweep.metric or "score"}', 'step', 'time'], left=1)
-    table.add_column('reason', overflow='fold')
-    for row, each in zip(sweep.rows, varied, strict=True):
-        step = '' if row.step is None else str(row.step)
-        time = '' if row.seconds is None else page.duration(row.seconds)
-        cells = [*map(_cell, each.values()), page.number(row.value), step, time, notes[row.number]]
-        table.add_row(str(row.number), Text(row.status, style=STYLES[row.status]), *map(Text, cells))
-    return table
-
-
-def _groups(sweep: Sweep, groups: Sequence[seeds.Group]) -> Any:
-    from rich.text import Text
-
-    table = _table([*seeds.named(groups[0].values), f'mean {sweep.metric or "score"}', 'standard error', 'seeds'])
-    for group in groups:
-        numbers = [page.number(group.mean), page.number(group.error), f'{len(group.done)} of {len(group.rows)}']
-        table.add_row(*map(Text, [*map(_cell, group.values.values()), *numbers]))
-    return table
-
-
-def _table(names: Sequence[str], left: int | None = None) -> Any:
-    """A table without frames, its columns at the right but for the one of number `left`."""
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> 'Table':
+    """A table without frames: texts at the left, numbers at the right, a status in its colour."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style='dim')
-    for at, name in enumerate(names):
-        table.add_column(Text(shown(name)), justify='left' if at == left else 'right', overflow='fold')
+    for name in header:
+        side = 'left' if name in ('status', 'reason') else 'right'
+        table.add_column(Text(shown(name)), justify=side, overflow='fold')
+    for row in rows:
+        table.add_row(*(Text(cell, style=STYLES.get(cell, '') if name == 'status' else '')
+                        for name, cell in zip(header, row, strict=True)))  # fmt: skip
     return table
 
 
 def plain(sweep: Sweep) -> dict[str, Any]:
     """All of a sweep that its page shows, as `attnlab.report.sweep.write` takes it."""
-    groups, varied, notes = seeds.groups(sweep), seeds.values(sweep), _notes(sweep)
-    records = {row.number: metrics.read(row.run) for row in sweep.rows}
+    groups, records = seeds.groups(sweep), {row.number: metrics.read(row.run) for row in sweep.rows}
     at = seeds.best(sweep, groups)
-    keys = list(groups[0].values) if groups else []
     winner = None if at is None else groups[at].done[0]
+    return compared(sweep) | {
+        'records': records,
+        'winner': winner and {'number': winner.number, 'config': configs.read(winner.run / 'config.json').to_dict()},
+        'sensitivity': sensitivity.lines(groups, records),
+    }
+
+
+def compared(sweep: Sweep) -> dict[str, Any]:
+    """The points, the groups and the best of `plain`."""
+    groups, varied, notes = seeds.groups(sweep), seeds.values(sweep), _notes(sweep)
+    keys = list(groups[0].values) if groups else []
     return {
         'summary': ' · '.join([sweep.config, ', '.join(sweep.sweep), *('='.join(pair) for pair in sweep.overrides)]),
         'metric': sweep.metric,
@@ -142,20 +135,17 @@ def plain(sweep: Sweep) -> dict[str, Any]:
         'points': [
             {
                 'number': row.number, 'status': row.status, 'values': varied[row.number], 'value': row.value,
-                'step': row.step, 'seconds': row.seconds, 'reason': notes[row.number], 'records': records[row.number],
+                'step': row.step, 'seconds': row.seconds, 'reason': notes[row.number],
             }
             for row in sweep.rows
         ],
-        'groups': [_plain(group) for group in groups],
-        'best': at,
-        'winner': winner and {'number': winner.number, 'config': configs.read(winner.run / 'config.json').to_dict()},
-        'sensitivity': sensitivity.lines(groups, records),
-    }  # fmt: skip
-
-
-def _plain(group: seeds.Group) -> dict[str, Any]:
-    return {
-        'label': described(seeds.named(group.values)) or 'the only one', 'values': group.values, 'mean': group.mean,
-        'error': group.error, 'failed': any(row.status == 'failed' for row in group.rows),
-        'numbers': [row.number for row in group.rows], 'done': len(group.done), 'of': len(group.rows),
+        'groups': [
+            {
+                'label': described(seeds.named(group.values)) or 'the only one', 'values': group.values,
+                'mean': group.mean, 'error': group.error, 'failed': any(row.status == 'failed' for row in group.rows),
+                'numbers': [row.number for row in group.rows], 'done': len(group.done), 'of': len(group.rows),
+            }
+            for group in groups
+        ],
+        'best': seeds.best(sweep, groups),
     }  # fmt: skip

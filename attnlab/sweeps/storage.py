@@ -14,13 +14,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import optuna
 import sqlalchemy
 import sqlalchemy.exc
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning, OptunaError, UpdateFinishedTrialError
+from optuna.samplers import BaseSampler, CmaEsSampler, RandomSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -277,7 +280,7 @@ def lock(path: Path) -> TextIO | None:
 class _Named(Trial):
     """A trial whose errors name the parameter."""
 
-    def _suggest(self, name: str, distribution: Any) -> Any:
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
         try:
             return super()._suggest(name, distribution)
         except ValueError as error:  # as for choices that are not those of an earlier trial
@@ -287,21 +290,15 @@ class _Named(Trial):
 
 def trial_of(store: Store, claim: Claim, sampler: str, seed: int) -> Trial:
     """What a search draws from.  Its draws are of the seed and the point alone, whichever worker runs it."""
-    samplers = optuna.samplers
-    kinds: dict[str, Callable[..., Any]] = {
-        'random': samplers.RandomSampler, 'tpe': samplers.TPESampler, 'cmaes': samplers.CmaEsSampler,
-    }  # fmt: skip
+    kinds: dict[str, Callable[..., BaseSampler]] = {'random': RandomSampler, 'tpe': TPESampler, 'cmaes': CmaEsSampler}
     store.study.sampler = kinds[sampler](seed=(seed + 1_000_003 * claim.point) % 2**32)
     return _Named(store.study, claim.trial)
 
 
 def pruner_of(name: str) -> optuna.pruners.BasePruner:
     """By its name; a step of it is an evaluation."""
-    match name:
-        case 'median':
-            return optuna.pruners.MedianPruner()
-        case 'asha':
-            return optuna.pruners.SuccessiveHalvingPruner(min_resource=1)
-        case 'hyperband':
-            return optuna.pruners.HyperbandPruner(min_resource=1)
-    return optuna.pruners.NopPruner()
+    return {
+        'none': optuna.pruners.NopPruner, 'median': optuna.pruners.MedianPruner,
+        'asha': partial(optuna.pruners.SuccessiveHalvingPruner, min_resource=1),
+        'hyperband': partial(optuna.pruners.HyperbandPruner, min_resource=1),
+    }[name]()  # fmt: skip

@@ -1,6 +1,5 @@
 """The config of a sweep's best point as an experiment file: whole, so that it stays what it was when others change."""
 
-import keyword
 import os
 import textwrap
 from pathlib import Path
@@ -56,7 +55,7 @@ def write(sweep: Sweep, path: str | os.PathLike) -> Row:
 def _text(sweep: Sweep, group: seeds.Group, path: Path) -> str:
     row = group.done[0]
     config = configs.read(row.run / 'config.json')
-    fields = ''.join(f'    config{_member(key)} = {_literal(value)}\n' for key, value in _ordered(config))
+    fields = ''.join(f'    config[{key!r}] = {_literal(value)}\n' for key, value in _ordered(config))
     return f'"""{_docstring(sweep, group, path)}"""{_FUNCTION}{fields}    return config\n'
 
 
@@ -79,22 +78,10 @@ def _literal(value: Any, indent: str = '    ') -> str:
     """Python that gives the value, a field of a section on a line."""
     if not isinstance(value, ConfigDict):
         return repr(value)
-    if not len(value):
-        return 'dict()'
-    inner = [(key, _literal(each, indent + '    ')) for key, each in _ordered(value)]
-    if not all(map(_word, value)):
-        return '{\n' + ''.join(f'{indent}    {key!r}: {text},\n' for key, text in inner) + f'{indent}}}'
-    return 'dict(\n' + ''.join(f'{indent}    {key}={text},\n' for key, text in inner) + f'{indent})'
+    inner = ''.join(f'{indent}    {key!r}: {_literal(each, indent + "    ")},\n' for key, each in _ordered(value))
+    return f'{{\n{inner}{indent}}}' if inner else '{}'
 
 
 def _ordered(section: ConfigDict) -> list[tuple[str, Any]]:
     """Fields by their names (a config keeps no order): what says which kind of thing it is first, sections last."""
     return sorted(section.items(), key=lambda field: (_FIRST.get(field[0], 9), isinstance(field[1], ConfigDict)))
-
-
-def _word(key: str) -> bool:
-    return key.isidentifier() and not keyword.iskeyword(key)
-
-
-def _member(key: str) -> str:
-    return f'.{key}' if _word(key) else f'[{key!r}]'

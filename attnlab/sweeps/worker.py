@@ -14,10 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+from optuna.trial import Trial
+
 from attnlab import configs
 from attnlab.errors import Diverged, Pruned, RunError, Stopped, UserError
 from attnlab.report.values import cropped, shown
-from attnlab.sweeps import board as boards
 from attnlab.sweeps import database, outcome, points, space, storage
 from attnlab.sweeps.board import Board
 from attnlab.sweeps.outcome import BEAT, Outcome
@@ -41,14 +43,13 @@ def work(board: Board, name: str, url: str) -> None:
     """
     plan = board.plan
     pruner = storage.pruner_of(plan.search['pruner'] if plan.search else 'none')
-    outcomes, reached = partial(boards.ended, board), partial(boards.reached, board)
     with handled() as signals, ExitStack() as stack:
         store = storage.connect(url, name, plan.direction, board.folder / 'locks', pruner, signals.check)
         stack.callback(storage.close, store)
         stack.enter_context(storage.lost(store))
-        while not all(outcomes(number) for number in board.numbers):
+        while not all(board.ended(number) for number in board.numbers):
             signals.check()
-            claim = storage.take(store, board.numbers, outcomes, reached)
+            claim = storage.take(store, board.numbers, board.ended, board.reached)
             if claim is None:
                 time.sleep(POLL)
                 continue
@@ -65,7 +66,7 @@ def one(board: Board, number: int) -> Outcome:
     if (held := storage.lock(board.folder / 'locks' / str(number))) is None:
         raise RunError(f'point {number} is run by another process')
     with held, handled() as signals:
-        end = boards.ended(board, number) or _run(board, board.plan.points[number], signals)
+        end = board.ended(number) or _run(board, board.plan.points[number], signals)
         signals.check()
         return end
 
@@ -78,7 +79,8 @@ def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: 
     watch: Watch = lambda step, scores: None
     end = None
     if board.plan.search:
-        trial = storage.trial_of(store, claim, board.plan.search['sampler'], board.plan.base.seed)
+        seed: Any = board.plan.base.seed
+        trial = storage.trial_of(store, claim, board.plan.search['sampler'], seed)
         point, end = _drawn(board, store, claim.point, trial)
         watch = partial(_report, board, store, trial, point)
     else:
@@ -97,7 +99,7 @@ def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: 
     storage.tell(store, claim.trial, end)
 
 
-def _drawn(board: Board, store: storage.Store, number: int, trial: Any) -> tuple[Point, Outcome | None]:
+def _drawn(board: Board, store: storage.Store, number: int, trial: Trial) -> tuple[Point, Outcome | None]:
     """The point that a search makes of a trial, and its outcome where there is nothing to train.
 
     That is so where the search makes no config, and where a point with the same config is done.
@@ -113,7 +115,7 @@ def _drawn(board: Board, store: storage.Store, number: int, trial: Any) -> tuple
         raise
     except (Exception, SystemExit) as error:  # whatever the experiment's author raises
         overrides, end = {}, _failed(plan, error, 0.0)
-    if before := boards.begun(board, number):
+    if before := board.begun(number):
         return Point(*(before[field] for field in Point._fields)), end
     point = Point(number, points.name_of(overrides, number), overrides)
     tree = point._asdict() | space.record(trial)
@@ -121,17 +123,19 @@ def _drawn(board: Board, store: storage.Store, number: int, trial: Any) -> tuple
     return point, end
 
 
-def _of_another(board: Board, number: int, config: Any) -> Outcome | None:
+def _of_another(board: Board, number: int, config: ConfigDict) -> Outcome | None:
     """The outcome of another point with the same config: the same seed gives the same numbers once more."""
-    if (other := boards.same(board, number, config)) is None or (end := boards.ended(board, other)) is None:
+    if (found := board.same(number, config)) is None:
         return None
+    other, end = found
     return replace(end, seconds=0.0, reason=f'not trained: its config is that of point {other}')
 
 
-def _report(board: Board, store: storage.Store, trial: Any, point: Point, step: int, scores: dict[str, float]) -> None:
+def _report(
+    board: Board, store: storage.Store, trial: Trial, point: Point, step: int, scores: dict[str, float]
+) -> None:
     """Tells a trial of an evaluation, by its number from 1, and ends the run where the pruner says so."""
-    records = metrics.read(outcome.run_folder(board.folder, point.name))
-    number = sum(record['split'] == 'valid' for record in records)
+    number = len(_evaluations(outcome.run_folder(board.folder, point.name)))
     with storage.lost(store):
         ends = storage.report(store, trial, number, scores[board.plan.metric])
     if ends:
@@ -191,9 +195,13 @@ def _failed(plan: Plan, error: BaseException, seconds: float) -> Outcome:
 
 
 def _best(workdir: Path, plan: Plan) -> tuple[float, int]:
-    found = [record for record in metrics.read(workdir) if record['split'] == 'valid']
+    found = _evaluations(workdir)
     best = (max if plan.direction == 'max' else min)(found, key=lambda record: record[plan.metric])
     return best[plan.metric], best['step']
+
+
+def _evaluations(workdir: Path) -> list[dict[str, Any]]:
+    return [record for record in metrics.read(workdir) if record['split'] == 'valid']
 
 
 # The process

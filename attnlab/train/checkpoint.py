@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,10 @@ from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 
 from attnlab.errors import RunError, UserError
+from attnlab.tasks.task import Params
 from attnlab.train import checksum, processes
+
+T = TypeVar('T')
 
 
 class Progress(NamedTuple):
@@ -42,7 +45,7 @@ class Saved(NamedTuple):
     """One restored checkpoint."""
 
     step: int
-    params: Any
+    params: Params
     optimizer: Any
     progress: Progress
 
@@ -50,7 +53,7 @@ class Saved(NamedTuple):
 class _Array(NamedTuple):
     """What is noted of an array; a list of both in JSON."""
 
-    shape: Any
+    shape: tuple[int, ...]
     checksum: str
 
 
@@ -218,14 +221,14 @@ def set_aside(manager: ocp.CheckpointManager, step: int) -> None:
 
 
 @jax.jit
-def _copy(tree: Any) -> Any:
+def _copy(tree: T) -> T:
     return jax.tree.map(jnp.copy, tree)
 
 
-def _described(tree: Any) -> dict[str, Any]:
+def _described(tree: Params) -> dict[str, _Array]:
     """Shape and checksum of every array by its path."""
     shapes = {checksum.path(keys): leaf.shape for keys, leaf in _leaves(tree)}
-    return {path: _Array(list(shapes[path]), found) for path, found in checksum.of_tree(tree).items()}
+    return {path: _Array(shapes[path], found) for path, found in checksum.of_tree(tree).items()}
 
 
 def _sealed(record: dict[str, Any]) -> dict[str, Any]:
@@ -233,7 +236,7 @@ def _sealed(record: dict[str, Any]) -> dict[str, Any]:
     return record | {'sha256': hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()}
 
 
-def latest(manager: ocp.CheckpointManager, params: Any, optimizer: Any) -> Saved | None:
+def latest(manager: ocp.CheckpointManager, params: Params, optimizer: Any) -> Saved | None:
     """The newest step that is whole, in the form of the given trees of shapes; None if none was ever saved.
 
     Each array comes back as its shape's `sharding` says, on the first device if it has none, whatever devices it was
@@ -244,7 +247,7 @@ def latest(manager: ocp.CheckpointManager, params: Any, optimizer: Any) -> Saved
     return _newest_of(manager, manager.all_steps(), {'params': params, 'optimizer': optimizer})
 
 
-def best(manager: ocp.CheckpointManager, params: Any) -> Saved | None:
+def best(manager: ocp.CheckpointManager, params: Params) -> Saved | None:
     """The parameters of the best step, or of the newest whole one where there is no best; `optimizer` is None."""
     restored = _newest_of(manager, manager.all_steps(), {'params': params})
     if restored is None or restored.progress.best_step in (None, restored.step):
@@ -253,7 +256,7 @@ def best(manager: ocp.CheckpointManager, params: Any) -> Saved | None:
 
 
 def _newest_of(
-    manager: ocp.CheckpointManager, steps: Sequence[int], trees: dict[str, Any], otherwise: Saved | None = None
+    manager: ocp.CheckpointManager, steps: Sequence[int], trees: dict[str, Params], otherwise: Saved | None = None
 ) -> Saved | None:
     with _writing(manager):
         manager.wait_until_finished()  # what is being saved counts
@@ -269,7 +272,7 @@ def _newest_of(
     return otherwise
 
 
-def _restore(folder: Path, trees: dict[str, Any]) -> Saved | str:
+def _restore(folder: Path, trees: dict[str, Params]) -> Saved | str:
     """The step in a folder, or what is wrong with it."""
     record, restored, wrong = {}, {}, ''
     try:
@@ -302,14 +305,14 @@ def _unsealed(record: dict[str, Any]) -> dict[str, Any]:
     return content | {'arrays': arrays}
 
 
-def _changed(record: dict[str, Any], name: str, tree: Any) -> str | None:
+def _changed(record: dict[str, Any], name: str, tree: Params) -> str | None:
     """The first array of a tree whose checksum is not the saved one."""
     saved = record['arrays'][name]
     found = checksum.of_tree(tree)
     return next((f'{name}/{path}' for path in found if found[path] != saved[path].checksum), None)
 
 
-def _read(folder: Path, tree: Any) -> Any:
+def _read(folder: Path, tree: T) -> T:
     """The arrays of an item, each process its own parts.
 
     Not by orbax, whose processes wait for one that cannot read its part, and whose threads go on after the first error
@@ -345,7 +348,7 @@ def _all(fine: bool) -> bool:
     return fine if jax.process_count() == 1 else bool(np.all(multihost_utils.process_allgather(np.array(fine))))
 
 
-def check_shapes(where: str, have: Any, want: Any) -> None:
+def check_shapes(where: str, have: Params, want: Params) -> None:
     """Raises UserError naming the first array of a tree whose shape is not the one in another."""
     stored, wanted = ({checksum.path(keys): tuple(leaf.shape) for keys, leaf in _leaves(tree)} for tree in (have, want))
     for path in sorted(stored.keys() | wanted.keys()):
@@ -354,5 +357,5 @@ def check_shapes(where: str, have: Any, want: Any) -> None:
             raise UserError(f'{where}/{path} has shape {came}; this config expects {expected}')
 
 
-def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+def _leaves(tree: Params) -> list[tuple[Any, Any]]:
     return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, _Array))[0]

@@ -102,7 +102,7 @@ def size(count: float) -> str:
     return f'{count:,.{1 if prefixes[0] else 0}f} {prefixes[0]}B'
 
 
-def _flops(jaxpr: Any) -> int:
+def _flops(jaxpr: core.Jaxpr) -> int:
     return sum(map(_equation_flops, jaxpr.eqns))
 
 
@@ -131,7 +131,7 @@ def _equation_flops(eqn: Any) -> int:
     return sum(inner)
 
 
-def _inner(eqn: Any) -> Iterator[Any]:
+def _inner(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:
     """The jaxprs that an equation holds."""
     for value in eqn.params.values():
         for part in value if isinstance(value, tuple | list) else [value]:
@@ -141,7 +141,7 @@ def _inner(eqn: Any) -> Iterator[Any]:
                 yield part
 
 
-def _origins(jaxpr: Any, given: list[Any]) -> list[Any]:
+def _origins(jaxpr: core.Jaxpr, given: list[object]) -> list[object]:
     """A token for each output, the same for what is one array; that of an input where it is passed on."""
     origins = dict(zip(jaxpr.invars, given, strict=True))
     of = lambda x: _GIVEN if isinstance(x, core.Literal) else origins.get(x, _GIVEN)  # else a constant
@@ -156,7 +156,7 @@ def _origins(jaxpr: Any, given: list[Any]) -> list[Any]:
     return [of(x) for x in jaxpr.outvars]
 
 
-def _passes_on(eqn: Any) -> bool:
+def _passes_on(eqn: core.JaxprEqn) -> bool:
     """Whether its outputs are its inputs in memory, or one number everywhere."""
     match eqn.primitive.name:
         case 'copy' | 'name' | 'optimization_barrier' | 'squeeze':

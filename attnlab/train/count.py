@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from attnlab import tasks
+from attnlab import parameters, tasks
 from attnlab.configs import BlockConfig, RunConfig
 from attnlab.tasks.task import Outline, Outlined, able
+from attnlab.train import checksum
 from attnlab.train.cost import compiler_flops, gradient_flops, product_flops, saved_bytes, size, tree_bytes, tree_size
 
 
@@ -53,10 +54,10 @@ def count(config: RunConfig | ConfigDict) -> tuple[str, list[Row]]:
     share = blocks.active / experts if blocks and experts else 1.0
     rows = [
         row('parameters', '', lambda each, _: tree_size(each.params)),
-        row('  without embeddings', '', lambda each, _: _size(each.params, _is_table, 0.0)),
+        row('  without embeddings', '', lambda each, _: _size(each.params, 'lookup', 0.0)),
     ]
     if experts:
-        rows.append(row('  active a token', '', lambda each, _: _size(each.params, _is_expert, share)))
+        rows.append(row('  active a token', '', lambda each, _: _size(each.params, 'expert', share)))
     router = lambda each, layers: 2 * each.tokens * blocks.width * experts * layers if blocks else 0
 
     def forward(each: Outline, layers: int) -> float:
@@ -89,21 +90,13 @@ def _scalar(outline: Outline) -> Callable[..., Any]:
     return lambda *args: jnp.sum(outline.forward(*args))
 
 
-def _size(params: Any, chosen: Callable[[list[str]], bool], share: float) -> float:
-    """Parameters, of the chosen ones only a share."""
+def _size(params: Any, kind: str, share: float) -> float:
+    """Parameters; of those of a kind in `parameters.TABLE` only a share."""
     total = 0.0
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        names = [str(getattr(part, 'key', part)) for part in path]
-        total += leaf.size * (share if chosen(names) else 1.0)
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        row = parameters.find(checksum.path(keys))
+        total += leaf.size * (share if row and row.kind == kind else 1.0)
     return total
-
-
-def _is_table(names: list[str]) -> bool:
-    return names[-1] in ('embedding', 'table') and 'relative_bias' not in names
-
-
-def _is_expert(names: list[str]) -> bool:
-    return 'experts' in names and not {'router', 'shared_expert'} & set(names)
 
 
 def table(what: str, rows: list[Row]) -> str:

@@ -38,7 +38,7 @@ class Layout(Protocol):
 
     def constrain(self, parts: Batch) -> Batch:
         """Divide micro-batches [accumulate, rows, ...] among the devices, inside a compiled step."""
-        ...
+        return parts
 
     def stored(self, tree: T) -> T:
         """Shapes of a state, with the sharding in which it is made, saved and restored."""
@@ -46,15 +46,16 @@ class Layout(Protocol):
 
     def start(self, make: Callable[..., T], *args: Any) -> T:
         """`make(*args)`, a pure function, with its result placed as `stored` describes."""
-        ...
+        places = jax.tree.map(lambda x: x.sharding, self.stored(jax.eval_shape(make, *args)))
+        return jax.jit(make, out_shardings=places)(*args)
 
     def replicate(self, tree: T) -> T:
         """A stored state in the form that compiled steps take."""
-        ...
+        return tree
 
     def unreplicate(self, tree: T) -> T:
         """A compiled step's state in the form that is stored."""
-        ...
+        return tree
 
     def compile(self, step: Callable[..., tuple[T, R]], state: T) -> Callable[..., tuple[T, R]]:
         """Compile a pure (state, batch, ...) -> (state, values) for all devices; it donates the state's memory.
@@ -65,7 +66,7 @@ class Layout(Protocol):
 
     def rows(self, count: int) -> slice:
         """The rows, of a batch of `count`, that are on devices of this process."""
-        ...
+        return slice(0, count)
 
     def batch(self, tree: Batch, count: int | None = None) -> Batch:
         """A batch of the host in the form that compiled steps take.
@@ -110,7 +111,7 @@ def to_use(mesh: str, rows: int) -> Layout:
 
 
 def mesh_of(text: str, rows: int) -> Mesh:
-    """The mesh that `layout` speaks of, over the first devices there are; errors as there."""
+    """The mesh of `layout`, over the first devices there are; errors as there."""
     devices = jax.devices()
     sizes = _filled(sizes_of(text), rows, len(devices), text)
     count = math.prod(sizes.values())
@@ -180,16 +181,6 @@ class JitLayout(Layout):
         place = lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))
         return jax.tree.map(place, tree, sharding.specs(tree, self.mesh.shape))
 
-    def start(self, make: Callable[..., T], *args: Any) -> T:
-        places = jax.tree.map(lambda x: x.sharding, self.stored(jax.eval_shape(make, *args)))
-        return jax.jit(make, out_shardings=places)(*args)
-
-    def replicate(self, tree: T) -> T:
-        return tree
-
-    def unreplicate(self, tree: T) -> T:
-        return tree
-
     def compile(self, step: Callable[..., tuple[T, R]], state: T) -> Callable[..., tuple[T, R]]:
         places = jax.tree.map(lambda x: x.sharding, state), self._whole
         run = jax.jit(step, donate_argnums=0, out_shardings=places)
@@ -242,15 +233,9 @@ class PmapLayout(Layout):
         self._devices = devices
         self._copy = jax.pmap(lambda tree, _: tree, in_axes=(None, 0), devices=devices)
 
-    def constrain(self, parts: Batch) -> Batch:
-        return parts
-
     def stored(self, tree: T) -> T:
         here = SingleDeviceSharding(self._devices[0])
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
-
-    def start(self, make: Callable[..., T], *args: Any) -> T:
-        return jax.jit(make)(*args)
 
     def replicate(self, tree: T) -> T:
         return self._copy(tree, jnp.arange(self.count))
@@ -260,9 +245,6 @@ class PmapLayout(Layout):
 
     def compile(self, step: Callable[..., tuple[T, R]], state: T) -> Callable[..., tuple[T, R]]:
         return jax.pmap(step, AXIS, donate_argnums=0, devices=self._devices)
-
-    def rows(self, count: int) -> slice:
-        return slice(0, count)
 
     def batch(self, tree: Batch, count: int | None = None) -> Batch:
         return jax.tree.map(lambda x: x.reshape(self.count, -1, *x.shape[1:]), tree)

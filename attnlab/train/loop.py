@@ -12,7 +12,6 @@ from typing import Any, TypedDict, Unpack
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from ml_collections import ConfigDict
 
 from attnlab.configs.run import RunConfig
 from attnlab.errors import Diverged, Stopped
@@ -44,7 +43,7 @@ class Options(TypedDict, total=False):
 
 
 def train(
-    config: RunConfig | ConfigDict, task: Task, workdir: Path, params: Params | None = None, **options: Unpack[Options]
+    config: RunConfig, task: Task, workdir: Path, params: Params | None = None, **options: Unpack[Options]
 ) -> dict[str, float]:
     """Train in `workdir`, from its latest checkpoint if it has one; returns the last and the best scores.
 

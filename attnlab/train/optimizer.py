@@ -1,21 +1,23 @@
 """The optimizer and its schedule, from a config."""
 
-import re
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from attnlab import parameters
 from attnlab.configs.run import OptimizerConfig
+from attnlab.train import checksum
 
-_BLOCK = re.compile(r'(?:stage_(\d+)_)?block_(\d+)')
+Number = jax.Array | np.floating | float
+"""Traced or not."""
 
-Schedule = Callable[[Any], Any]
+Schedule = optax.Schedule
 """The learning rate of step i, i from 0, as a part of its peak."""
 
-Optimize = Callable[[Any, Any], optax.GradientTransformation]
+Optimize = Callable[[Number, Number], optax.GradientTransformation]
 """(learning rate, weight decay) of a step, traced or not -> what makes its updates; its state depends on neither."""
 
 
@@ -45,11 +47,11 @@ def build(config: OptimizerConfig) -> Optimize:
     direction = optax.scale_by_adam(b2=config.b2) if config.name == 'adam' else optax.identity()
     decay = config.layer_decay
 
-    def optimize(rate: Any, weight_decay: Any) -> optax.GradientTransformation:
+    def optimize(rate: Number, weight_decay: Number) -> optax.GradientTransformation:
         parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
         parts.append(direction)
         if config.weight_decay:
-            parts.append(optax.add_decayed_weights(weight_decay, mask=decayed))
+            parts.append(optax.add_decayed_weights(weight_decay, mask=decayed))  # pyright: ignore[reportArgumentType]
         if decay < 1.0:
             parts.append(optax.stateless(lambda updates, _: by_depth(updates, decay)))
         return optax.chain(*parts, optax.scale(-rate))
@@ -57,45 +59,26 @@ def build(config: OptimizerConfig) -> Optimize:
     return optimize
 
 
-def by_depth(updates: Any, decay: float) -> Any:
-    """Updates of a model of blocks times decay^(L + 1 - depth): block l from 1 has depth l, what stands behind the
-    blocks L + 1, what stands before them 0."""
+def by_depth(updates: optax.Updates, decay: float) -> optax.Updates:
+    """Updates times decay^(L + 1 - depth): the depth of block l, from 1, is l, that of parameters behind the blocks
+    L + 1, and that of those before them 0."""
     found, tree = jax.tree_util.tree_flatten_with_path(updates)
-    leaves = [(_names(path), leaf) for path, leaf in found]
-    blocks = sorted({at for names, _ in leaves if (at := _block(names)) is not None})
-    stacked = [leaf.shape[0] for names, leaf in leaves if 'blocks' in names]
-    layers = max([len(blocks), *stacked])
+    leaves = [(checksum.path(keys), leaf) for keys, leaf in found]
+    blocks = sorted({block for path, _ in leaves if (block := parameters.block(path)) is not None})
+    layers = max([len(blocks), *(leaf.shape[0] for path, leaf in leaves if parameters.is_stacked(path))])
 
-    def scaled(names: list[str], leaf: jax.Array) -> jax.Array:
-        if 'blocks' in names:  # a scan's, one behind the other
+    def scaled(path: str, leaf: jax.Array) -> jax.Array:
+        if parameters.is_stacked(path):
             depth = jnp.arange(1, layers + 1).reshape(-1, *[1] * (leaf.ndim - 1))
-        elif (at := _block(names)) is not None:
-            depth = blocks.index(at) + 1
+        elif (block := parameters.block(path)) is not None:
+            depth = blocks.index(block) + 1
         else:
-            depth = layers + 1 if {'stack', 'head', 'pool'} & set(names) else 0
+            depth = layers + 1 if parameters.is_behind_blocks(path) else 0
         return leaf * decay ** (layers + 1 - depth)
 
-    return tree.unflatten(scaled(names, leaf) for names, leaf in leaves)
+    return tree.unflatten(scaled(path, leaf) for path, leaf in leaves)
 
 
-def decayed(params: Any) -> Any:
-    """True for matrices, which heads and experts may give more axes; biases, norms' scales and vectors are not decayed.
-
-    The first axis of what a scan over blocks stacks is none of the parameter's.
-    """
-
-    def is_matrix(path: Any, leaf: Any) -> bool:
-        names = _names(path)
-        return names[-1] not in ('bias', 'scale') and leaf.ndim - ('blocks' in names) > 1
-
-    return jax.tree_util.tree_map_with_path(is_matrix, params)
-
-
-def _names(path: Any) -> list[str]:
-    return [str(part.key) for part in path]
-
-
-def _block(names: list[str]) -> tuple[int, int] | None:
-    """(stage, number) of the block that a parameter is of: block_2 of a Transformer, stage_1_block_2 of a ResNet."""
-    found = next(filter(None, map(_BLOCK.match, names)), None)
-    return (int(found[1] or 0), int(found[2])) if found else None
+def decayed(params: optax.Params) -> optax.Params:
+    """Whether weight decay applies, for each parameter of a tree."""
+    return jax.tree_util.tree_map_with_path(lambda keys, x: parameters.is_decayed(checksum.path(keys), x.ndim), params)

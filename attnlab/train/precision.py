@@ -9,13 +9,16 @@ devices of a step.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from attnlab.configs.run import RunConfig
 from attnlab.kernels.losses import Sums
+from attnlab.tasks.task import Batch, Params
+
+T = TypeVar('T')
 
 START, LOWEST, HIGHEST = 2.0**15, 1.0, 2.0**24
 GROWTH = 2000
@@ -45,11 +48,11 @@ def start() -> Scale:
 
 
 def gradient(
-    loss: Callable[[Any, Any, jax.Array], Sums], scale: Scale | None
-) -> Callable[[Any, Any, jax.Array], tuple[Any, Sums]]:
+    loss: Callable[[Params, Batch, jax.Array], Sums], scale: Scale | None
+) -> Callable[[Params, Batch, jax.Array], tuple[Params, Sums]]:
     """(params, batch, key) -> (gradient of the loss's total, its sums); the gradient taken under the scale, if any."""
 
-    def scaled(params: Any, batch: Any, rng: jax.Array) -> tuple[jax.Array, tuple[Sums, Any]]:
+    def scaled(params: Params, batch: Batch, rng: jax.Array) -> tuple[jax.Array, tuple[Sums, jax.Array | None]]:
         sums = loss(params, batch, rng)
         if scale is None:
             return sums.total, (sums, None)
@@ -57,7 +60,7 @@ def gradient(
         factor = scale.factor / jnp.maximum(sums.weight, 1)
         return sums.total * factor, (sums, factor)
 
-    def of(params: Any, batch: Any, rng: jax.Array) -> tuple[Any, Sums]:
+    def of(params: Params, batch: Batch, rng: jax.Array) -> tuple[Params, Sums]:
         (_, (sums, factor)), grads = jax.value_and_grad(scaled, has_aux=True)(params, batch, rng)
         return (grads if factor is None else jax.tree.map(lambda g: g / factor, grads)), sums
 
@@ -69,7 +72,7 @@ def finite(tree: Any) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 
-def chosen(good: jax.Array, new: Any, old: Any) -> Any:
+def chosen(good: jax.Array, new: T, old: T) -> T:
     """The new tree after a good step, the old one after another."""
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), new, old)
 

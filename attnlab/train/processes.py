@@ -1,11 +1,10 @@
 """The processes of one run, on one machine or on many, each with devices of its own."""
 
-import ctypes
 import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -38,35 +37,14 @@ def join(count: int | None, number: int | None, coordinator: str | None) -> None
         reason = str(error).splitlines()[0]
         raise UserError(f'the processes of the run do not come together: {where} ({reason})') from error
     sys.excepthook = _told
-    _wait_before_terminating()
-
-
-def _wait_before_terminating() -> None:
-    """Gives the coordinator time to name who is lost, where the transport of a CPU, whose peer has gone, throws in a
-    thread of its own: that would end this process at once, and the coordinator with it."""
-    handler = ctypes.CFUNCTYPE(None)
-    try:
-        set_terminate = ctypes.CDLL('libstdc++.so.6')._ZSt13set_terminatePFvvE
-    except (OSError, AttributeError):  # another library of C++
-        return
-    set_terminate.argtypes, set_terminate.restype = [handler], handler
-
-    def wait() -> None:
-        time.sleep(2 * HEARTBEAT)
-        usual()
-
-    _HANDLERS.append(handler(wait))
-    usual = set_terminate(_HANDLERS[-1])
-
-
-_HANDLERS: list[Any] = []
-"""What C++ calls, which must not go away."""
+    environment.joined = True
 
 
 def _told(kind: type[BaseException], error: BaseException, trace: object) -> None:
-    """An error that nobody expected ends this process at once: its end is what the others notice.
+    """End this process at once on an unexpected error, so that the others notice.
 
-    Where it is they who are lost, a device says no more than that; the coordinator, which names them, is given time.
+    A device that fails may have lost another process, without a name; the coordinator has time to print the name. On a
+    CPU the transport may also abort this process first; then the launcher is what names the process that was lost.
     """
     if issubclass(kind, jax.errors.JaxRuntimeError):
         lines = str(error).splitlines() or [kind.__name__]
@@ -78,14 +56,14 @@ def _told(kind: type[BaseException], error: BaseException, trace: object) -> Non
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process at once; without it, it would wait for the others at its end, and they perhaps for it."""
-    if first():  # the others listen to it, and should first say what they themselves have to say
+    """End the process at once: at a usual end it would wait for the others, and they perhaps for it."""
+    if first():  # the coordinator: the others first print their own errors
         time.sleep(1.0)
     environment.leave(code)
 
 
 def named(line: str) -> str:
-    """The line with the process that says it, where there are several."""
+    """The line with the number of this process in front, if there are several."""
     return f'process {jax.process_index()}: {line}' if several() else line
 
 

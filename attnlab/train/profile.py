@@ -4,11 +4,14 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import jax
 
-Update = Callable[[Any, Any], tuple[Any, Any]]
+from attnlab.tasks.task import Batch
+from attnlab.train.step import State, Values
+
+Update = Callable[[State, Batch], tuple[State, Values]]
+"""A compiled step."""
 
 
 @contextmanager
@@ -20,7 +23,7 @@ def traced(update: Update, folder: Path, start: int, steps: tuple[int, int]) -> 
     if start >= first:
         logging.warning('--profile=%d..%d: the run goes on from step %d; nothing is traced', first, last, start)
 
-    def run(state: Any, batch: Any) -> tuple[Any, Any]:
+    def run(state: State, batch: Batch) -> tuple[State, Values]:
         nonlocal done, running
         done += 1
         if done == first:

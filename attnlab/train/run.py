@@ -34,7 +34,7 @@ def check(config: RunConfig | ConfigDict) -> Task:
     """
     task = tasks.task_of(config)
     task.check()
-    assemble(task.config, examples=1)  # durations and devices, whatever the data
+    assemble(task.config, examples=1)  # checks durations and devices, whatever the data
     return task
 
 
@@ -87,8 +87,7 @@ def _prepare(config: RunConfig | ConfigDict, workdir: Path, profile: tuple[int, 
     """Check a config, and read the data and all that training starts from; nothing is written."""
     task = check(config)
     checkpoint.folder_of(workdir)
-    saved = _saved(workdir)
-    params = None
+    saved, params = _saved(workdir), None
     if saved.steps:
         if saved.config is not None:
             before = task_in(workdir).config

@@ -5,11 +5,8 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from attnlab.configs.fields import typed
-from attnlab.configs.run import RunConfig
-from attnlab.configs.tasks import config_class
+from attnlab.configs import RunConfig
 from attnlab.tasks.task import Batch, Params
 from attnlab.train import devices, optimizer, precision, step
 from attnlab.train.durations import Durations
@@ -48,15 +45,13 @@ class Setup:
         return step.Hyperparameters(np.uint32(self.config.seed), np.float32(rate), np.float32(decay))
 
 
-def assemble(config: RunConfig | ConfigDict, examples: int) -> Setup:
+def assemble(config: RunConfig, examples: int) -> Setup:
     """Make the setup of a config.
 
     examples: training examples, which durations in epochs depend on.
 
     Raises UserError for durations that make no sense and for devices that are not there.
     """
-    if not isinstance(config, RunConfig):
-        config = typed(config_class(str(config.task)), config)  # pyright: ignore[reportArgumentType]
     durations = Durations.of(config, examples)
     rows = config.train.batch_size // config.train.accumulate
     return Setup(

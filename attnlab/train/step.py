@@ -109,7 +109,7 @@ def make_update(
         weight = jnp.maximum(sums.weight, 1)
         grads = jax.tree.map(lambda g: g / weight, grads)
         done = state.step if state.scale is None else state.step - state.scale.skipped  # skipped steps do not count
-        rate = given.learning_rate * schedule(done)
+        rate: Any = given.learning_rate * schedule(done)
         updates, memory = optimize(rate, given.weight_decay).update(grads, state.optimizer, state.params)
         values = {'loss': sums.total / weight, **{name: x / weight for name, x in sums.extras.items()}}
         values |= {'gradient_norm': optax.tree.norm(grads), 'weight': sums.weight, 'learning_rate': rate}

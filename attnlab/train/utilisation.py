@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
+from attnlab.kernels.losses import Sums
+from attnlab.tasks.task import Batch, Params
 from attnlab.train.cost import product_flops
 
 PEAKS = {
@@ -32,7 +35,7 @@ PEAKS = {
 """Floating-point operations a second of a device, by what JAX calls its kind."""
 
 
-Shape = tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]
+Shape = tuple[jax.tree_util.PyTreeDef, tuple[tuple[tuple[int, ...], np.dtype], ...]]
 """The structure of a batch, and shape and dtype of each of its arrays."""
 
 
@@ -41,7 +44,7 @@ def peak(count: int, kind: str) -> float | None:
     return count * PEAKS[kind] if kind in PEAKS else None
 
 
-def model_flops(loss: Callable[..., Any], params: Any, *shapes: Any) -> int:
+def model_flops(loss: Callable[..., Any], params: Params, *shapes: Any) -> int:
     """Operations of all products of a loss and its gradient by `params`, from shapes; what remat computes again counts
     once.
 
@@ -51,13 +54,13 @@ def model_flops(loss: Callable[..., Any], params: Any, *shapes: Any) -> int:
       ValueError, TypeError: as `attnlab.train.cost.product_flops`, and for functions that have a gradient alone.
     """
 
-    def tangent(params: Any, *args: Any) -> Any:
+    def tangent(params: Params, *args: Any) -> Any:
         return jax.jvp(lambda params: loss(params, *args), (params,), (params,))
 
     return product_flops(tangent, params, *shapes)
 
 
-def counter(loss: Callable[..., Any], params: Any, mapped: bool) -> Callable[[Shape], float]:
+def counter(loss: Callable[[Params, Batch, jax.Array], Sums], params: Params, mapped: bool) -> Callable[[Shape], float]:
     """`model_flops` of a step by the shape of its batch, each counted once; NaN where they cannot be counted.
 
     loss: (params, batch, key) -> sums.  mapped: parameters and batches have an axis of devices in front.
@@ -79,7 +82,7 @@ def counter(loss: Callable[..., Any], params: Any, mapped: bool) -> Callable[[Sh
     return of
 
 
-def shape_of(batch: Any) -> Shape:
+def shape_of(batch: Batch) -> Shape:
     """The shape of a batch, to look things up by."""
     leaves, tree = jax.tree.flatten(batch)
     return tree, tuple((x.shape, x.dtype) for x in leaves)

@@ -1,6 +1,8 @@
 """The bench of attention, at sizes that take no time."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from attnlab.bench import attention, attention_figures, attention_sides, memory
 from attnlab.bench.attention_sides import Problem, peers
 from attnlab.errors import RunError, UserError
-from attnlab.kernels.attention import IMPLEMENTATIONS
+from attnlab.kernels.implementations import IMPLEMENTATIONS, Implementation
 
 SHAPE = (2, 6, 2, 4)
 KINDS = [(causal, backward) for causal in (False, True) for backward in (False, True)]
@@ -62,7 +64,9 @@ def test_an_implementation_that_does_not_serve_is_not_a_side(monkeypatch):
     def serves_nobody(call):
         raise NotImplementedError('query: no such device')
 
-    monkeypatch.setitem(IMPLEMENTATIONS, 'other', serves_nobody)
+    other = SimpleNamespace(dot_product=serves_nobody, pays=lambda call, platform: True)
+    monkeypatch.setitem(sys.modules, 'other', other)
+    monkeypatch.setitem(IMPLEMENTATIONS, 'other', Implementation('other', 'serves nobody'))
     problem = Problem((1, 7, 2, 4))
     assert 'other' not in attention_sides.served(problem)
     assert attention.obstacle('other', problem) == 'does not serve it'

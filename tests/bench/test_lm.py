@@ -11,6 +11,7 @@ import pytest
 
 from attnlab.bench import lm, steps
 from attnlab.errors import RunError, UserError
+from tests.bench.products import multiplied
 
 TINY = lm.Sizes(vocabulary=13, width=8, layers=2, heads=2, context=20, batch=3)
 
@@ -23,7 +24,7 @@ def test_labels_are_the_inputs_one_later():
 
 def test_a_step_trains_and_leaves_the_parameters_to_others():
     model, params, arrays = lm.start(TINY)
-    one, other = (steps.trainer(lm.loss_of(model), params, arrays) for _ in range(2))
+    one, other = (steps.trainer(steps.loss_of(model), params, arrays) for _ in range(2))
     losses = [one() for _ in range(4)]
     assert losses == sorted(losses, reverse=True) and losses[0] == pytest.approx(np.log(13), rel=0.05)
     assert other() == pytest.approx(losses[0], rel=1e-6)
@@ -50,7 +51,7 @@ def test_other_tokens_are_not_timed():
 def test_the_products_are_those_of_the_program():
     """Each as (batch, inner size, the two outer ones in either order), forward and backward."""
     model, params, arrays = lm.start(TINY)
-    loss = lambda params, arrays: lm.loss_of(model)(params, arrays, jax.random.key(0)).total
+    loss = lambda params, arrays: steps.loss_of(model)(params, arrays, jax.random.key(0)).total
     found = Counter()
     for equation in jax.make_jaxpr(jax.grad(loss))(params, arrays).eqns:
         assert equation.primitive.name != 'scan'
@@ -60,18 +61,6 @@ def test_the_products_are_those_of_the_program():
         batch, M, K, N = prod(left[:-2]), *left[-2:], right[-1]
         expected.update([(batch, K, *sorted((M, N))), (batch, N, *sorted((M, K))), (batch, M, *sorted((K, N)))])
     assert found == expected
-
-
-def multiplied(equation):
-    """The products of an equation and of the programs inside it."""
-    if equation.primitive.name == 'dot_general':
-        left, right = (x.aval.shape for x in equation.invars)
-        (inner, _), (batch, _) = equation.params['dimension_numbers']
-        shared, K = (prod(left[axis] for axis in axes) for axes in (batch, inner))
-        yield shared, K, *sorted(prod(x) // (shared * K) for x in (left, right))
-    for inside in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, 'eqns')):
-        for each in getattr(inside, 'eqns', ()):
-            yield from multiplied(each)
 
 
 def test_no_product_is_left_out_by_the_compiler():
@@ -84,7 +73,7 @@ def test_no_product_is_left_out_by_the_compiler():
 @pytest.mark.slow
 def test_a_table_of_shares(capsys):
     model, params, arrays = lm.start(TINY)
-    steps.profile(lm.loss_of(model), params, arrays, lm.products(TINY), rounds=3, seconds=1.0)
+    steps.profile(steps.loss_of(model), params, arrays, lm.products(TINY), rounds=3, seconds=1.0)
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[-2:] == ['ms', 'share']
     names = ['whole step', 'optimizer', 'forward', 'forward and backward', 'products']
@@ -154,6 +143,6 @@ def test_it_is_not_timed_unless_both_compute_the_same():
     from attnlab.bench import lm_torch as peer
 
     model, params, arrays = lm.start(TINY)
-    other = peer.LanguageModel(*TINY[:3], TINY.context, TINY.heads)
+    other = lambda: peer.LanguageModel(*TINY[:3], TINY.context, TINY.heads)
     with pytest.raises(RunError, match='the same weights and batch give the loss'):
-        lm.check(model, params, other, arrays)
+        steps.trainers(steps.loss_of(model), params, arrays, other, peer.loss, peer.tensors(arrays))

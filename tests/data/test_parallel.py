@@ -94,7 +94,8 @@ def server(monkeypatch, tmp_path):
     thread = threading.Thread(target=httpd.serve_forever, kwargs={'poll_interval': 0.01})
     thread.start()
     monkeypatch.setattr(parallel, 'URL', f'http://127.0.0.1:{httpd.server_port}/raw/')
-    monkeypatch.setattr(parallel, 'SHA256', {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()})
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
+    monkeypatch.setattr(parallel, 'SHA256', parallel.SHA256 | sums)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     monkeypatch.setenv('no_proxy', '127.0.0.1')
     monkeypatch.delenv('ATTNLAB_DATA', raising=False)

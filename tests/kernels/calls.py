@@ -1,4 +1,4 @@
-"""Arrays to call attention with, and what the tests of its rules ask of a call."""
+"""Random arrays of attention calls, and small helpers to run calls and compare results."""
 
 import functools
 
@@ -6,16 +6,50 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attnlab import dot_product_attention
+from attnlab.kernels.masks import Visibility, prefix
 from tests.quick import QUICK
 
 B, T, S, N, K, H = 2, 4, 5, 4, 2, 3
 
 
-def arrays(dtype='float32', T=T, S=S, seed=0):
-    """query, key, value drawn at random."""
+def drawn(sizes, seed=0, **more):
+    """query, key, value and `more` (name to shape) in float64; sizes: B, T, S, N, K, H, Hv; seed: or a generator."""
+    B, T, S, N, K, H, Hv = sizes
+    shapes = {'query': (B, T, N, H), 'key': (B, S, K, H), 'value': (B, S, K, Hv), **more}
     random = np.random.default_rng(seed)
-    shapes = (B, T, N, H), (B, S, K, H), (B, S, K, H)
-    return tuple(jnp.asarray(random.normal(size=shape), dtype) for shape in shapes)
+    return {name: random.normal(size=shape) for name, shape in shapes.items()}
+
+
+def arrays(dtype='float32', T=T, S=S, seed=0):
+    """query, key, value of a small call."""
+    return tuple(jnp.asarray(x, dtype) for x in drawn((B, T, S, N, K, H, H), seed).values())
+
+
+def rounded(arrays, dtype, wide=('sinks', 'alibi_slopes')):
+    """The arrays in the dtype of a call, but for parameters of a model, which stay float32."""
+    return {name: jnp.asarray(x, 'float32' if name in wide else dtype) for name, x in arrays.items()}
+
+
+def split(kwargs):
+    """Keyword arguments that are arrays of NumPy, which a program takes, and the others, which are fixed in it."""
+    moving = {name: x for name, x in kwargs.items() if isinstance(x, np.ndarray)}
+    return moving, {name: x for name, x in kwargs.items() if name not in moving}
+
+
+def graded(arrays, moving, cotangent, **fixed):
+    """(output, residual, weights, gradients) of a call; None for residual or weights that it does not return."""
+
+    def attend(arrays):
+        kwargs = {**moving, **fixed}
+        if 'prefix_lengths' in kwargs:
+            kwargs['mask'] = Visibility(kwargs.get('mask')) & prefix(kwargs.pop('prefix_lengths'))
+        results = dot_product_attention(**arrays, **kwargs)
+        output, *more = results if isinstance(results, tuple) else (results,)
+        return output, [more.pop(0) if fixed.get(name) else None for name in ('return_residual', 'return_weights')]
+
+    output, back, more = jax.vjp(attend, arrays, has_aux=True)
+    return output, *more, back(cotangent)[0]
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The grid of calls that every implementation of attention is judged by: `combination(seed)` and its arrays."""
+"""Random attention calls: `combination(seed)` of the grid that judges every implementation, `small(seed)`, `fill`."""
 
 import itertools
 import math
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.kernels import oracle
+from tests.kernels.calls import drawn
 
 LENGTHS = (1, 2, 7, 33, 64, 127, 255, 256, 257, 1025)
 HEADS = ((1, 1), (2, 1), (4, 2), (4, 4), (6, 3))
@@ -16,6 +17,7 @@ DTYPES = ('float32', 'bfloat16', 'float16')
 MASKS = ('mask', 'query_lengths', 'key_lengths', 'causal', 'prefix', 'window', 'segments')
 OTHERS = ('bias', 'norm', 'cap', 'scale', 'sinks', 'alibi', 'dropout', 'junk')
 AXES = tuple(map(''.join, itertools.product(*zip('BNTS', '1111', strict=True))))
+SMALL = ((2, 5, 5, 4, 2, 3, 4), (2, 3, 6, 4, 1, 3, 4), (1, 1, 4, 2, 2, 3, 2))
 WINDOWS = (0, 1, 20, (3, 0), (0, 5), (40, 7), (2000, 0))
 VARIANTS = {
     'mask': AXES, 'bias': AXES, 'window': WINDOWS, 'segments': ('packed', 'mixed'), 'norm': ('l2', 'rms'),
@@ -63,6 +65,20 @@ def combination(seed: int) -> Combination:
     return Combination(seed, sizes, pick(DTYPES[:1] * 3 + DTYPES), blocks, kinds)
 
 
+def small(seed: int, additive: bool = False) -> Combination:
+    """A call of few shapes, because each is compiled; with a `score`, of additive attention."""
+    random = np.random.default_rng((81, seed))
+    some = lambda part: random.random() < part
+    rules = [name for name in MASKS if name != 'prefix' and some(0.35)]
+    others = [name for name in ('norm', 'cap', 'scale', 'sinks', 'alibi') if some(0.3) and not additive]
+    kinds = {name: VARIANTS.get(name, (True,)) for name in (*rules, *others, *(['bias'] if some(0.5) else []))}
+    kinds |= {name: ('BNTS', '1N1S', 'B1T1', '11TS') for name in ('mask', 'bias') if name in kinds}
+    kinds |= {'places': VARIANTS['places']} if some(0.5) else {}
+    kinds = {name: options[random.integers(len(options))] for name, options in kinds.items()}
+    kinds |= {'score': True} if additive else {}
+    return Combination(seed, SMALL[seed % len(SMALL)], 'float32', None, kinds)
+
+
 def tiles(sizes: tuple[int, ...], blocks: tuple[int, int] | None) -> tuple[int, int]:
     """How many blocks of queries and of keys there are; one of each where an implementation chooses."""
     return (-(-sizes[1] // blocks[0]), -(-sizes[2] // blocks[1])) if blocks else (1, 1)
@@ -71,14 +87,15 @@ def tiles(sizes: tuple[int, ...], blocks: tuple[int, int] | None) -> tuple[int, 
 def fill(combined: Combination) -> tuple[dict[str, np.ndarray], dict[str, Any], np.ndarray]:
     """The oracle's arguments: arrays that have gradients, all others, and the cotangent of the output."""
     random = np.random.default_rng((80, combined.seed))
-    B, T, S, N, K, H, Hv = combined.sizes
+    B, T, S, N, _, H, Hv = combined.sizes
     kinds = combined.kinds
-    arrays = {name: random.normal(size=size) for name, size in
-              {'query': (B, T, N, H), 'key': (B, S, K, H), 'value': (B, S, K, Hv)}.items()}  # fmt: skip
+    arrays = drawn(combined.sizes, random)
     kwargs = _rules(combined, random)
     if 'bias' in kinds:
         arrays['bias'] = random.normal(size=_shape(kinds['bias'], combined.sizes))
         arrays['bias'][random.random(arrays['bias'].shape) < 0.2 * ('low' in kinds)] = -np.inf
+    if 'score' in kinds:
+        arrays['score'] = random.normal(size=(N, H))
     if 'sinks' in kinds:
         arrays['sinks'] = 2 * random.normal(size=N)
     if 'alibi' in kinds:  # logits of some tens at most: of larger ones, float32 keeps too few digits behind the point

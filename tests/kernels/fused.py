@@ -1,5 +1,6 @@
 """What the tests of kernels from other libraries share: a call held against the oracle, and a program's text."""
 
+import functools
 import re
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 
 from attnlab import dot_product_attention
 from tests.kernels import oracle
+from tests.kernels.calls import drawn, graded, rounded, split
 from tests.kernels.combinations import spoil
 from tests.quick import QUICK
 
@@ -16,44 +18,26 @@ B, N, K, H, Hv = 2, 4, 2, 12, 20
 
 def shapes(T, S, dtype):
     """Of query, key and value, as structures."""
-    sizes = (B, T, N, H), (B, S, K, H), (B, S, K, Hv)
-    return tuple(jax.ShapeDtypeStruct(size, dtype) for size in sizes)
+    return tuple(jax.ShapeDtypeStruct(x.shape, dtype) for x in inputs(T, S).values())
 
 
-def drawn(T, S, **more):
-    """Arrays that have gradients, of these shapes and of `more`, float64."""
-    random = np.random.default_rng(7)
-    sizes = {name: x.shape for name, x in zip(('query', 'key', 'value'), shapes(T, S, 'float32'), strict=True)} | more
-    return {name: random.normal(size=size) for name, size in sizes.items()}
+def inputs(T, S, **more):
+    return drawn((B, T, S, N, K, H, Hv), 7, **more)
 
 
 def hold(implementation, arrays, kwargs, dtype, wide=()):
     """Output and gradients against the oracle, with NaN and infinity in the slots that nobody sees.
 
-    Rows that see nothing are zero to the bit.  `wide` names arrays that stay float32.
+    Rows that see nothing are zero to the bit, and returned.  `wide` names arrays that stay float32.
     """
     cotangent = jnp.asarray(np.random.default_rng(8).normal(size=(*arrays['query'].shape[:3], Hv)), dtype)
-    rounded = lambda given: {
-        name: jnp.asarray(x, 'float32' if name in wide else dtype) for name, x in given.items()
-    }  # fmt: skip
-    judged = oracle.attention(**rounded(arrays), **kwargs, cotangent=cotangent)
-    moving = {name: x for name, x in kwargs.items() if isinstance(x, np.ndarray)}
-    fixed = {name: x for name, x in kwargs.items() if name not in moving} | {'implementation': implementation}
-
-    def graded(arrays, moving, cotangent):
-        output, back = jax.vjp(lambda arrays: dot_product_attention(**arrays, **moving, **fixed), arrays)
-        return output, back(cotangent)[0]
-
+    judged = oracle.attention(**rounded(arrays, dtype, wide), **kwargs, cotangent=cotangent)
+    moving, fixed = split(kwargs)
+    call = functools.partial(graded, **fixed, implementation=implementation)
     options = QUICK if jax.default_backend() == 'cpu' else None
-    given = rounded(spoil(arrays, kwargs))
-    output, gradients = jax.jit(graded, compiler_options=options)(given, moving, cotangent)
-    forward, backward = oracle.TOLERANCE[dtype]
-    assert output.dtype == dtype and {name: x.dtype for name, x in gradients.items()} == {
-        name: x.dtype for name, x in given.items()
-    }  # fmt: skip
-    oracle.near(output, judged.output, forward, 'output')
-    for name, x in gradients.items():
-        oracle.near(x, judged.gradients[name], backward, f'gradient of {name}')
+    given = rounded(spoil(arrays, kwargs), dtype, wide)
+    output, *_, gradients = results = jax.jit(call, compiler_options=options)(given, moving, cotangent)
+    oracle.hold(*results, judged, given)
     empty = ~np.any(judged.weights > 0, axis=-1).swapaxes(1, 2)
     assert not np.any(np.asarray(output)[empty]) and not np.any(np.asarray(gradients['query'])[empty])
     return empty

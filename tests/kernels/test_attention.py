@@ -9,16 +9,10 @@ import numpy as np
 import pytest
 
 from attnlab import dot_product_attention
-from attnlab.kernels.attention import IMPLEMENTATIONS
+from attnlab.kernels.implementations import IMPLEMENTATIONS
 from tests.kernels import oracle
-
-B, T, S, N, K, H = 2, 4, 5, 4, 2, 3
-
-
-def arrays(dtype='float32'):
-    """query, key, value drawn at random."""
-    random = np.random.default_rng(0)
-    return tuple(jnp.asarray(random.normal(size=s), dtype) for s in ((B, T, N, H), (B, S, K, H), (B, S, K, H)))
+from tests.kernels.calls import B, H, K, N, S, T, arrays
+from tests.kernels.combinations import fill, small
 
 
 def drawn(*shape):
@@ -31,7 +25,7 @@ def drawn(*shape):
 @pytest.mark.parametrize('additive', [False, True])
 def test_the_oracles_gradients_are_its_own_slopes(additive):
     for seed in range(12):
-        arrays, kwargs, cotangent = oracle.draw(seed, additive)
+        arrays, kwargs, cotangent = fill(small(seed, additive))
         (B, T, N, _), S = arrays['query'].shape, arrays['key'].shape[1]
         kwargs['factor'] = oracle.dropout((seed, 1), 0.3, (B, N, T, S)) if seed % 2 else None
         value = lambda given: np.sum(oracle.attention(**given, **kwargs).output * cotangent)  # noqa: B023
@@ -72,7 +66,7 @@ def test_the_oracles_other_arguments_are_what_they_stand_for():
 
 
 def test_the_draws_use_every_argument():
-    names = [set(oracle.draw(seed)[1]) | set(oracle.draw(seed)[0]) for seed in range(60)]
+    names = [{name for part in fill(small(seed))[:2] for name in part} for seed in range(60)]
     for name in ('bias', 'mask', 'is_causal', 'query_seq_lengths', 'key_value_seq_lengths', 'local_window_size',
                  'query_positions', 'key_positions', 'query_segment_ids', 'logits_soft_cap', 'scale',
                  'sinks', 'alibi_slopes', 'qk_norm'):  # fmt: skip
@@ -81,19 +75,19 @@ def test_the_draws_use_every_argument():
 
 @pytest.mark.parametrize('seed', range(60))
 def test_equals_the_formula_forward_and_backward(seed):
-    oracle.compare(dot_product_attention, oracle.draw(seed))
+    oracle.compare(dot_product_attention, fill(small(seed)))
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 @pytest.mark.parametrize('seed', range(60, 66))
 def test_half_precision_is_wide_inside(seed, dtype):
-    oracle.compare(dot_product_attention, oracle.draw(seed), dtype)
+    oracle.compare(dot_product_attention, fill(small(seed)), dtype)
 
 
 @pytest.mark.parametrize('seed', range(66, 69))
 def test_float64_stays_float64(seed):
     with jax.enable_x64(True):
-        oracle.compare(dot_product_attention, oracle.draw(seed), 'float64')
+        oracle.compare(dot_product_attention, fill(small(seed)), 'float64')
 
 
 # A call without a batch

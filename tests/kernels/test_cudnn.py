@@ -11,9 +11,9 @@ import pytest
 
 from attnlab import dot_product_attention
 from attnlab.kernels import cudnn
-from attnlab.kernels.attention import fastest
+from attnlab.kernels.implementations import fastest
 from tests.kernels import fused
-from tests.kernels.fused import B, K, N, drawn, forward, gradient, hold, shapes
+from tests.kernels.fused import B, K, N, forward, gradient, hold, inputs, shapes
 
 TARGETS = [f'__cudnn$fmha{bias}Softmax{way}' for bias in ('', 'ScaleBias') for way in ('', 'Backward')]
 
@@ -145,7 +145,7 @@ CASES = {
 
 def judged(case, dtype):
     T, S, kwargs = case
-    arrays = drawn(T, S, **{'bias': kwargs['bias']} if 'bias' in kwargs else {})
+    arrays = inputs(T, S, **{'bias': kwargs['bias']} if 'bias' in kwargs else {})
     if 'bias' in arrays:
         arrays['bias'][hidden(*arrays['bias'].shape, seed=1)] = -np.inf
     return hold('cudnn', arrays, {name: x for name, x in kwargs.items() if name != 'bias'}, dtype)
@@ -274,6 +274,6 @@ def test_a_gpu_gives_what_the_formula_says(case):
 @pytest.mark.parametrize('T, S', [(1024, 1024), (1000, 520), (192, 192)])
 @pytest.mark.parametrize('kwargs', [{}, {'is_causal': True}, {'local_window_size': (100, 0)}], ids=str)
 def test_a_gpu_agrees_with_dense(T, S, kwargs):
-    arrays = [jnp.asarray(x, 'bfloat16') for x in drawn(T, S).values()]
+    arrays = [jnp.asarray(x, 'bfloat16') for x in inputs(T, S).values()]
     agree = lambda a, b: np.testing.assert_allclose(*(np.asarray(x, 'float32') for x in (a, b)), atol=0.03, rtol=0.03)
     jax.tree.map(agree, *(jax.jit(gradient(forward(name, **kwargs)))(*arrays) for name in ('cudnn', 'dense')))

@@ -7,16 +7,11 @@ import pytest
 
 from attnlab import dot_product_attention
 from tests.kernels import oracle
-
-B, T, S, N, K, H = 2, 4, 5, 4, 2, 3
+from tests.kernels.calls import B, H, N, S, T, arrays
 
 
 def drawn(*shape, dtype='float32'):
     return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), dtype)
-
-
-def arrays(dtype='float32'):
-    return tuple(drawn(*shape, dtype=dtype) for shape in ((B, T, N, H), (B, S, K, H), (B, S, K, H)))
 
 
 def some(*shape):

@@ -21,13 +21,14 @@ from attnlab.kernels.masks import (
     window,
 )  # fmt: skip
 from tests.kernels import oracle
+from tests.kernels.combinations import fill, small
 from tests.quick import QUICK
 
 
 @pytest.mark.parametrize('seed', range(60))
 def test_every_rule_given_must_allow(seed):
-    B, T, S, N, *_ = oracle.SHAPES[seed % len(oracle.SHAPES)]
-    _, kwargs, _ = oracle.draw(seed, additive=True)
+    combined = small(seed, additive=True)
+    (B, T, S, N, *_), (_, kwargs, _) = combined.sizes, fill(combined)
     expected = [oracle.visible(*index, **kwargs) for index in np.ndindex(B, N, T, S)]
     window = kwargs.pop('local_window_size', None)
     window = (window, window) if isinstance(window, int) else window

@@ -4,38 +4,16 @@ Two readings, neither of which runs anything: the largest value anywhere in the 
 temporaries that the compiled program asks for.
 """
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from attnlab import dot_product_attention
+from tests.kernels.programs import OPTIONS, N, values
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
-N, H = 2, 16
+H = 16
 GROWTH = 2.3  # by a doubling of the length
-
-
-def row(T, dtype='int32'):
-    return jax.ShapeDtypeStruct((1, T), dtype)
-
-
-OPTIONS = {
-    'plain': lambda T: {},
-    'causal': lambda T: {'is_causal': True},
-    'window': lambda T: {'local_window_size': (128, 0)},
-    'lengths': lambda T: {'query_seq_lengths': jnp.array([T - 5]), 'key_value_seq_lengths': jnp.array([T - 9])},
-    'segments': lambda T: {'query_segment_ids': row(T), 'key_segment_ids': row(T)},
-    'positions': lambda T: {'is_causal': True, 'query_positions': row(T), 'key_positions': row(T)},
-    'alibi': lambda T: {'alibi_slopes': jax.ShapeDtypeStruct((N,), 'float32')},
-    'sinks': lambda T: {'sinks': jax.ShapeDtypeStruct((N,), 'float32')},
-    'cap': lambda T: {'logits_soft_cap': 30.0},
-    'norm': lambda T: {'qk_norm': 'rms'},
-    'dropout': lambda T: {'dropout_rate': 0.1, 'dropout_rng': jax.random.key(0)},
-    'residual': lambda T: {'return_residual': True},
-}
 
 
 def gradient(implementation, T, options):
@@ -51,16 +29,6 @@ def gradient(implementation, T, options):
         return jnp.vdot(made[0] if isinstance(made, tuple) else made, weight)
 
     return jax.value_and_grad(loss), (floats, others, floats['query'])
-
-
-def values(jaxpr: Jaxpr) -> Iterator[jax.core.AbstractValue]:
-    """The abstract value of every variable of a program and of all programs inside it."""
-    yield from (variable.aval for variable in (*jaxpr.constvars, *jaxpr.invars))
-    for equation in jaxpr.eqns:
-        yield from (variable.aval for variable in equation.outvars)
-        for leaf in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: isinstance(x, ClosedJaxpr)):
-            if isinstance(leaf, ClosedJaxpr | Jaxpr):
-                yield from values(leaf.jaxpr if isinstance(leaf, ClosedJaxpr) else leaf)
 
 
 def largest(function, args) -> int:

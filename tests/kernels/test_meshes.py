@@ -8,8 +8,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attnlab import additive_attention, dot_product_attention
 from attnlab.kernels import blockwise
-from attnlab.kernels.attention import fastest
 from attnlab.kernels.call import Call
+from attnlab.kernels.implementations import fastest
 from attnlab.kernels.linear import linear_attention
 from attnlab.kernels.masks import Visibility
 from tests.quick import QUICK
@@ -23,9 +23,7 @@ def drawn(*shape):
     return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
 
 
-VALUES = pytest.mark.parametrize(
-    'values', [False, pytest.param(True, marks=pytest.mark.slow)], ids=['types', 'values']
-)
+VALUES = pytest.mark.parametrize('values', [False, pytest.param(True, marks=pytest.mark.slow)], ids=['types', 'values'])
 """Types fail while tracing, in a moment; compiling for several devices takes seconds."""
 
 CALLS = {

@@ -1,5 +1,6 @@
 """Attention over tokens divided over devices: against the formula, by what it holds and sends, and by who works."""
 
+import functools
 import math
 import re
 
@@ -7,18 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attnlab import dot_product_attention
 from attnlab.kernels import axes, dropout, masks, ring, tiles
-from attnlab.kernels.attention import fastest
 from attnlab.kernels.call import Call
+from attnlab.kernels.implementations import fastest
 from attnlab.kernels.masks import Visibility
-from tests.kernels import oracle
+from tests.kernels import calls, oracle
 from tests.kernels.combinations import spoil
-from tests.kernels.test_memory import OPTIONS, values
+from tests.kernels.programs import OPTIONS, programs, values
 from tests.quick import QUICK
 
 B, T, N, K, H = 2, 32, 4, 2, 3
@@ -38,9 +38,7 @@ def mesh_of(shape):
 def drawn(T=T, S=T, seed=0, **more):
     """The oracle's arrays, and a cotangent."""
     random = np.random.default_rng(seed)
-    arrays = {'query': (B, T, N, H), 'key': (B, S, K, H), 'value': (B, S, K, H + 1), **more}
-    arrays = {name: random.normal(size=size) for name, size in arrays.items()}
-    return arrays, random.normal(size=(B, T, N, H + 1))
+    return calls.drawn((B, T, S, N, K, H, H + 1), random, **more), random.normal(size=(B, T, N, H + 1))
 
 
 IDS = np.sort(np.random.default_rng(3).integers(0, 4, (B, T)))
@@ -86,9 +84,8 @@ def judged(case, dtype='float32'):
     arrays, cotangent = drawn(**more)
     kwargs = dict(kwargs)
     rate = kwargs.pop('dropout_rate', 0.0)
-    wide = ('sinks', 'alibi_slopes')
-    rounded = lambda arrays: {k: jnp.asarray(x, 'float32' if k in wide else dtype) for k, x in arrays.items()}
-    given, arrays, cotangent = rounded(spoil(arrays, kwargs)), rounded(arrays), jnp.asarray(cotangent, dtype)
+    given, cotangent = calls.rounded(spoil(arrays, kwargs), dtype), jnp.asarray(cotangent, dtype)
+    arrays = calls.rounded(arrays, dtype)
     shape = B, N, T, arrays['key'].shape[1]
     factor = oracle.dropout(dropout.seed(jax.random.key(7)), rate, shape) if rate else None
     result = oracle.attention(**arrays, **kwargs, factor=factor, cotangent=cotangent)
@@ -97,21 +94,10 @@ def judged(case, dtype='float32'):
     return given, kwargs | ({'dropout_rate': rate, 'dropout_rng': jax.random.key(7)} if rate else {}), cotangent, result
 
 
-def graded(arrays, cotangent, kwargs, moving):
-    """(output, residual, None, gradients), as `oracle.hold` takes them; moving: those of kwargs that are arrays."""
-    kwargs = {**kwargs, **moving}
-    if (lengths := kwargs.pop('prefix_lengths', None)) is not None:
-        kwargs['mask'] = masks.prefix(lengths)
-    attend = lambda arrays: dot_product_attention(**arrays, **kwargs, return_residual=True)
-    output, back, residual = jax.vjp(attend, arrays, has_aux=True)
-    return output, residual, None, back(cotangent)[0]
-
-
 def program(kwargs, **options):
-    """Of arrays, cotangent and those of kwargs that are arrays, which come back beside it."""
-    moving = {name: jnp.asarray(x) for name, x in kwargs.items() if isinstance(x, np.ndarray)}
-    fixed = {name: x for name, x in kwargs.items() if name not in moving}
-    return jax.jit(lambda *args: graded(*args[:2], fixed, args[2]), **options), moving
+    """Of arrays, those of kwargs that are arrays, which come back beside it, and cotangent."""
+    moving, fixed = calls.split(kwargs)
+    return jax.jit(functools.partial(calls.graded, **fixed, return_residual=True), **options), moving
 
 
 @pytest.mark.parametrize('name, case', [
@@ -122,7 +108,7 @@ def test_equals_the_formula_forward_and_backward(name, case):
     given, kwargs, cotangent, result = judged(case)
     with jax.set_mesh(mesh_of(MESHES[name][0])):
         function, moving = program(kwargs | {'implementation': 'ring', 'block_sizes': (4, 2)}, compiler_options=QUICK)
-        oracle.hold(*function(given, cotangent, moving), result, given)
+        oracle.hold(*function(given, moving, cotangent), result, given)
 
 
 def test_sums_over_the_devices_are_wide():
@@ -130,7 +116,7 @@ def test_sums_over_the_devices_are_wide():
     given, kwargs, cotangent, result = judged('causal', 'bfloat16')
     with jax.set_mesh(mesh_of({'sequence': 4})):
         function, moving = program(kwargs, compiler_options=QUICK)
-        made = function(given, cotangent, moving)
+        made = function(given, moving, cotangent)
     oracle.hold(*made, result, given)
     for gradient, exact in [(made[3][name], result.gradients[name]) for name in given]:
         off = np.abs(np.asarray(gradient, np.float64) - exact)
@@ -144,9 +130,9 @@ def test_divided_arrays_stay_divided_and_only_go_round(case, sizes):
     given, kwargs, cotangent, result = judged(case)
     given, cotangent = jax.device_put((given, cotangent), divided)
     with jax.set_mesh(mesh):
-        compiled = program(kwargs)[0].lower(given, cotangent, {}).compile()
+        compiled = program(kwargs)[0].lower(given, {}, cotangent).compile()
         sent = re.findall(r'(all-\w+|reduce-scatter|collective-\w+|ragged-\w+)(?:-start)?\(', compiled.as_text())
-        made = compiled(given, cotangent, {})
+        made = compiled(given, {}, cotangent)
     assert set(sent) == {'collective-permute'}
     oracle.hold(*made, result, given)
     assert all(x.sharding.is_equivalent_to(divided, x.ndim) for x in (made[0], *made[3].values()))
@@ -155,10 +141,8 @@ def test_divided_arrays_stay_divided_and_only_go_round(case, sizes):
 def on_each(jaxpr):
     """The programs that run on each device."""
     for equation in jaxpr.eqns:
-        inner = [x for x in jax.tree.leaves(list(equation.params.values())) if isinstance(x, ClosedJaxpr | Jaxpr)]
-        for one in inner:
-            one = one.jaxpr if isinstance(one, ClosedJaxpr) else one
-            yield from [one] if equation.primitive.name == 'shard_map' else on_each(one)
+        for inner in programs(equation):
+            yield from [inner] if equation.primitive.name == 'shard_map' else on_each(inner)
 
 
 def held(size, T, kwargs):
@@ -166,7 +150,7 @@ def held(size, T, kwargs):
     arrays = {name: jax.ShapeDtypeStruct((1, T, 2, 16), 'float32') for name in ('query', 'key', 'value')}
     with jax.sharding.use_abstract_mesh(AbstractMesh((size,), ('sequence',), axis_types=(AxisType.Auto,))):
         function, moving = program(kwargs | {'block_sizes': (64, 64)})
-        program_of_all = jax.make_jaxpr(function)(arrays, arrays['query'], moving).jaxpr
+        program_of_all = jax.make_jaxpr(function)(arrays, moving, arrays['query']).jaxpr
     sizes = [max(x.size for x in values(part) if hasattr(x, 'size')) for part in on_each(program_of_all)]
     assert len(sizes) == 2
     return np.array(sizes)
@@ -192,12 +176,13 @@ def work(size, folded, T=64, blocks=(4, 2), **kwargs):
     how = how._replace(folded=folded)
     formed, seen = np.zeros((2, size, size), int)
     for device, turn in np.ndindex(size, size):
-        rules = jax.tree.map(lambda x: x[0], ring.local(how, {}, jnp.int32(device), jnp.int32((device - turn) % size)))
+        begin = ring.begin(how, jnp.int32(device), jnp.int32((device - turn) % size))
+        grid = how.plan.grid
         queries, keys = (
             np.add.outer(np.asarray(starts), np.arange(block)).reshape(-1)
-            for starts, block in ((rules.query_starts, how.plan.grid.queries), (rules.key_starts, how.plan.grid.keys))
+            for starts, block in zip(begin, (grid.queries, grid.keys), strict=True)
         )
-        kinds = tiles.table(how.plan.grid, rules, True, how.plan.window).kinds
+        kinds = tiles.Tiles(grid, call.mask, begin).table().kinds
         formed[device, turn] = np.sum(np.asarray(kinds) != tiles.HIDDEN)
         seen[device, turn] = np.sum(queries[:, None] >= keys[None])
     return formed, seen
@@ -236,7 +221,7 @@ def test_none_takes_ring_where_tokens_are_divided():
     'query: its 31 tokens do not divide over 2 devices': {'query': jnp.zeros((B, 31, N, H))},
     'key: its 3 tokens do not': {'key': jnp.zeros((B, 3, K, H)), 'value': jnp.zeros((B, 3, K, H))},
     'bias: ring adds none': {'bias': jnp.zeros((1, 1, 1, T))},
-    'mask: ring takes rules': {'mask': jnp.ones((1, 1, T, T), bool)},
+    'mask: ring takes no array': {'mask': jnp.ones((1, 1, T, T), bool)},
     'return_weights: ring never forms them': {'return_weights': True},
     'dropout_rate: ring draws for pairs of keys, .* 1 in a row': {
         'query': jnp.zeros((B, 2, N, H)), 'key': jnp.zeros((B, 2, K, H)), 'value': jnp.zeros((B, 2, K, H)),

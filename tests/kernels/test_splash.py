@@ -10,11 +10,11 @@ from jax.sharding import PartitionSpec
 
 from attnlab import dot_product_attention
 from attnlab.kernels import splash
-from attnlab.kernels.attention import IMPLEMENTATIONS, fastest
 from attnlab.kernels.call import Call
+from attnlab.kernels.implementations import fastest
 from attnlab.kernels.masks import Visibility
 from tests.kernels import fused
-from tests.kernels.fused import B, N, drawn, forward, gradient, hold, shapes
+from tests.kernels.fused import B, N, forward, gradient, hold, inputs, shapes
 
 
 @pytest.fixture
@@ -118,12 +118,12 @@ CASES = {
 def judged(name):
     T, S, dtype, kwargs = CASES[name]
     more = {'sinks': (N,)} if 'sinks' in name else {}
-    return hold('splash', drawn(T, S, **more), kwargs, dtype, wide=('sinks',))
+    return hold('splash', inputs(T, S, **more), kwargs, dtype, wide=('sinks',))
 
 
 @pytest.mark.parametrize('name', CASES)
 def test_the_interpreter_gives_what_the_formula_says(monkeypatch, name):
-    monkeypatch.setitem(IMPLEMENTATIONS, 'splash', partial(splash.dot_product, interpret=True))
+    monkeypatch.setattr(splash, 'dot_product', partial(splash.dot_product, interpret=True))
     assert judged(name).any() == (name != 'nothing, filled up')
 
 
@@ -172,6 +172,6 @@ def test_a_tpu_gives_what_the_formula_says(name):
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('kwargs', [{}, {'is_causal': True}, {'local_window_size': (100, 3)}], ids=str)
 def test_a_tpu_agrees_with_dense(kwargs, dtype):
-    arrays = [jnp.asarray(x, dtype) for x in drawn(1024, 800).values()]
+    arrays = [jnp.asarray(x, dtype) for x in inputs(1024, 800).values()]
     agree = lambda a, b: np.testing.assert_allclose(*(np.asarray(x, 'float32') for x in (a, b)), atol=0.03, rtol=0.03)
     jax.tree.map(agree, *(jax.jit(gradient(forward(name, **kwargs)))(*arrays) for name in ('splash', 'dense')))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from attnlab import dot_product_attention
-from attnlab.kernels.attention import fastest
 from attnlab.kernels.call import Call
+from attnlab.kernels.implementations import fastest
 from attnlab.kernels.masks import Visibility, padding, segments
 from tests.quick import QUICK
 
@@ -130,9 +130,7 @@ def test_gradients_are_the_slopes_in_float64(implementation, name):
         @partial(jax.jit, compiler_options=QUICK)
         @jax.value_and_grad
         def loss(arrays):
-            output = dot_product_attention(
-                **arrays, **fixed, implementation=implementation, block_sizes=blocks
-            )
+            output = dot_product_attention(**arrays, **fixed, implementation=implementation, block_sizes=blocks)
             return jnp.sum(output * weigh)
 
         gradients = loss(arrays)[1]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from attnlab.kernels.masks import Visibility, causal, padding
-from attnlab.kernels.positions import alibi_slopes
 from attnlab.kernels.rotary import Linear, YaRN, frequencies
 from attnlab.layers import MultiHeadAttention, Rotary, attention_fn, multihead
+from attnlab.layers.positions import Alibi, Relative, RelativeBias
 from tests.kernels import oracle
 from tests.kernels.calls import finite, same
 from tests.kernels.oracle import near
@@ -38,14 +38,17 @@ POSITIONS = np.array([[0, 1, 2, 3], [5, 5, 6, 9]])
 VARIANTS = {
     'plain': (dict(), dict(), dict(mask=WIDE)),
     'grouped': (dict(kv_heads=2, head_width=3, out_features=5), dict(), dict(mask=padding(keys=jnp.array([5, 2])))),
-    'one key head, ALiBi': (dict(kv_heads=1, alibi=True, use_bias=False), dict(), dict(bias=jnp.cos(1.0 * WIDE))),
-    'rms, half': (dict(qk_norm='rms', rotary=Rotary(), head_width=4), dict(width=4), dict()),
+    'one key head, ALiBi': (dict(kv_heads=1, encoding=Alibi(), use_bias=False), dict(), dict(bias=jnp.cos(1.0 * WIDE))),
+    'rms, half': (dict(qk_norm='rms', encoding=Rotary(), head_width=4), dict(width=4), dict()),
     'l2, sinks, interleaved': (
-        dict(qk_norm='l2', sinks=True, kv_heads=2, head_width=4, rotary=Rotary(100.0, 'interleaved', 0.5, Linear(2.0))),
+        dict(
+            qk_norm='l2', sinks=True, kv_heads=2, head_width=4,
+            encoding=Rotary(100.0, 'interleaved', 0.5, Linear(2.0)),
+        ),
         dict(width=2, base=100.0, layout='interleaved', scaling=Linear(2.0)), dict(positions=POSITIONS, mask=causal()),
     ),
     'all': (
-        dict(qk_norm='rms', sinks=True, alibi=True, kv_heads=2, head_width=6, rotary=Rotary(scaling=YaRN(4.0, 8))),
+        dict(qk_norm='rms', sinks=True, kv_heads=2, head_width=6, encoding=Rotary(scaling=YaRN(4.0, 8))),
         dict(width=6, scaling=YaRN(4.0, 8)), dict(positions=POSITIONS, mask=causal(), bias=jnp.cos(1.0 * SQUARE)),
     ),
 }  # fmt: skip
@@ -83,10 +86,20 @@ def test_the_module_is_the_formula(variant):
         rules = {'key_value_seq_lengths': [5, 2]}
     attended = oracle.attention(
         query, key, value, call.get('bias'), scale=scale, sinks=params.get('sinks'),
-        alibi_slopes=alibi_slopes(N) if module.alibi else None, **rules,
+        alibi_slopes=module.encoding.slopes(N), **rules,
     ).output  # fmt: skip
     want = np.einsum('btnh,nho->bto', attended, params['out']['kernel']) + params['out'].get('bias', 0)
     near(output, want, 5e-6, 'output')
+
+
+def test_a_learned_bias_of_the_encoding_is_added_unless_one_is_given():
+    module = OURS(encoding=Relative())
+    variables, mask = drawn(module, QUERIES), causal()
+    table = variables['params'].pop('relative_bias')
+    bias = RelativeBias(N, bidirectional=False).apply({'params': table}, jnp.arange(T), jnp.arange(T))
+    want = run(OURS(), variables, QUERIES, mask=mask, bias=bias)
+    near(run(module, variables, QUERIES, mask=mask, bias=bias), want, 1e-6, 'given')
+    near(run(module, {'params': variables['params'] | {'relative_bias': table}}, QUERIES, mask=mask), want, 1e-6, 'own')
 
 
 def test_what_parameters_there_are():
@@ -94,7 +107,8 @@ def test_what_parameters_there_are():
     plain = {name: {'kernel': (D, N, 2), 'bias': (N, 2)} for name in ('query', 'key', 'value')}
     plain['out'] = {'kernel': (N, 2, D), 'bias': (D,)}
     assert tree(QUERIES) == plain
-    assert tree(QUERIES, alibi=True, dropout_rate=0.5, rotary=Rotary()) == plain
+    for encoding in (Alibi(), Rotary()):
+        assert tree(QUERIES, dropout_rate=0.5, encoding=encoding) == plain
     assert tree(QUERIES, qk_norm='rms') == plain | {'query_norm': {'scale': (2,)}, 'key_norm': {'scale': (2,)}}
     assert tree(QUERIES, qk_norm='l2', sinks=True) == plain | {'qk_scale': (), 'sinks': (N,)}
     few = tree(*ACROSS, kv_heads=2, head_width=3, out_features=7, use_bias=False)
@@ -117,7 +131,7 @@ def test_where_norms_and_sinks_start():
 
 
 def test_dtypes_of_computation_and_parameters():
-    module = OURS(dtype=jnp.bfloat16, qk_norm='l2', sinks=True, rotary=Rotary())
+    module = OURS(dtype=jnp.bfloat16, qk_norm='l2', sinks=True, encoding=Rotary())
     variables = drawn(module, QUERIES)
     assert {x.dtype.name for x in jax.tree.leaves(variables)} == {'float32'}
     output, weights = run(module, variables, QUERIES, return_weights=True)
@@ -132,7 +146,7 @@ def test_queries_keys_and_values_come_in_one_dtype(qk_norm, monkeypatch):
     """As fused implementations want them."""
     seen = []
     monkeypatch.setattr(multihead, 'dot_product_attention', lambda *x, **_: seen.extend(x[:3]) or x[2])
-    module = OURS(dtype=jnp.bfloat16, qk_norm=qk_norm, rotary=Rotary())
+    module = OURS(dtype=jnp.bfloat16, qk_norm=qk_norm, encoding=Rotary())
     jax.eval_shape(module.init, jax.random.key(0), QUERIES)
     assert [x.dtype for x in seen] == [jnp.bfloat16] * 3
 
@@ -147,7 +161,7 @@ def test_initialisers_are_used():
 
 
 def test_only_distances_matter_to_rotary():
-    module = OURS(head_width=4, rotary=Rotary())
+    module = OURS(head_width=4, encoding=Rotary())
     variables, where = drawn(module, QUERIES), jnp.arange(T)[None]
     rules = lambda here, there: Visibility(query_positions=here, key_positions=there)
     at = jax.jit(lambda here, there: module.apply(variables, QUERIES, mask=rules(here, there)))
@@ -159,7 +173,8 @@ def test_only_distances_matter_to_rotary():
 
 
 def test_a_layout_is_the_other_on_permuted_channels():
-    half, interleaved = (OURS(head_width=4, kv_heads=2, rotary=Rotary(layout=name)) for name in ('half', 'interleaved'))
+    layouts = ('half', 'interleaved')
+    half, interleaved = (OURS(head_width=4, kv_heads=2, encoding=Rotary(layout=layout)) for layout in layouts)
     params = drawn(half, QUERIES)['params']
     order = np.array([0, 2, 1, 3])
     moved = {name: jax.tree.map(lambda x: x[..., order], params[name]) for name in ('query', 'key')}
@@ -193,7 +208,7 @@ def test_grouped_heads_are_repeated_kernels():
 
 def test_blockwise_is_dense():
     """Gradients of implementations are compared with the kernels."""
-    module = OURS(kv_heads=2, head_width=4, qk_norm='rms', rotary=Rotary(), sinks=True, alibi=True, dropout_rate=0.3)
+    module = OURS(kv_heads=2, head_width=4, qk_norm='rms', encoding=Rotary(), sinks=True, dropout_rate=0.3)
     variables = drawn(module, QUERIES)
     call = dict(mask=causal() & padding(keys=jnp.array([4, 2])), bias=jnp.cos(1.0 * SQUARE), deterministic=False)
     call |= dict(rngs={'dropout': jax.random.key(3)})
@@ -279,7 +294,7 @@ def test_a_rate_out_of_range_is_named(rate, deterministic):
 @pytest.mark.parametrize('qk_norm', ['rms', 'l2'])
 def test_norms_of_zero_tokens(qk_norm):
     """Without biases, as at the start, a token of zeros has a query and a key of zeros."""
-    module = OURS(qk_norm=qk_norm, rotary=Rotary(), sinks=True, use_bias=False)
+    module = OURS(qk_norm=qk_norm, encoding=Rotary(), sinks=True, use_bias=False)
     queries = 4 * QUERIES.at[1, 2:].set(0.0)  # the others make heads far above the epsilon of rms
     variables, rules = drawn(module, queries), padding(keys=jnp.array([4, 3]))
     with jax.debug_nans(True):
@@ -296,7 +311,7 @@ def test_norms_of_zero_tokens(qk_norm):
     (dict(kv_heads=3), SELF, {}, 'kv_heads is 3; expected a divisor of heads, 4'),
     (dict(qk_norm='layer'), SELF, {}, "qk_norm is 'layer'; expected 'l2', 'rms' or None"),
     (dict(implementation='fast'), SELF, {}, "implementation is 'fast'; expected one of"),
-    (dict(rotary=Rotary(), head_width=3), SELF, {}, 'x has heads of width 3; expected an even number'),
+    (dict(encoding=Rotary(), head_width=3), SELF, {}, 'x has heads of width 3; expected an even number'),
     ({}, (QUERIES[0],), {}, r'queries have shape \(4, 8\); expected \[B, T, D\]'),
     ({}, (QUERIES, KEYS[:1]), {}, r'keys have shape \(1, 5, 6\); expected \[B, S, C\] with B = 2'),
     ({}, ACROSS, dict(positions=np.arange(T)[None]), 'positions are those of self-attention; with keys'),
@@ -310,7 +325,7 @@ def test_what_does_not_fit_is_named(as_used, fields, inputs, call, message):
 
 def test_a_cache_longer_than_narrow_positions_reach_takes_them():
     """-1 marks a token that is not kept; its slot is one past the end of 300, which int8 cannot hold."""
-    module, x = MultiHeadAttention(2, slots=300), jnp.cos(jnp.arange(24.0)).reshape(1, 3, 8)
+    module, x = MultiHeadAttention(2, cache_length=300), jnp.cos(jnp.arange(24.0)).reshape(1, 3, 8)
     slots = jnp.arange(300)[None]
     parameters = module.init(jax.random.key(0), x, mask=causal(jnp.array([[0, 1, 2]]), slots))['params']
 

@@ -1,26 +1,27 @@
-"""Learned positions and T5's bias as modules."""
+"""Position encodings, and learned positions and T5's bias as modules."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
+from attnlab.configs import LanguageModelConfig, VitConfig
 from attnlab.kernels.positions import relative_buckets
-from attnlab.layers.positions import LearnedPositions, RelativeBias
+from attnlab.layers.positions import (
+    ENCODINGS,
+    AddedPositions,
+    LearnedPositions,
+    PositionEncoding,
+    RelativeBias,
+    position_encoding,
+)
 
 SIZE, D = 8, 3
 MODULE = LearnedPositions(SIZE, D)
 TABLE = jnp.arange(1.0, SIZE * D + 1).reshape(SIZE, D)
 VARIABLES = {'params': {'table': TABLE}}
-
-
-@pytest.fixture
-def as_used():
-    """Without the checks of annotations, which in the tests raise before the module's own errors do."""
-    jaxtyping.config.update('jaxtyping_disable', True)
-    yield
-    jaxtyping.config.update('jaxtyping_disable', False)
 
 
 def test_a_length_takes_the_first_rows_and_positions_take_theirs():
@@ -111,3 +112,32 @@ def test_the_gradient_counts_the_pairs_of_a_bucket():
 def test_buckets_that_leave_no_room_are_refused_when_the_module_is_made_ready():
     with pytest.raises(ValueError, match='max_distance is 8; expected more than 8'):
         RelativeBias(4, max_distance=8).init(jax.random.key(0), jnp.arange(2), jnp.arange(2))
+
+
+# Encodings
+
+
+@dataclasses.dataclass(frozen=True)
+class Halved(PositionEncoding):
+    """Adds one to the even positions."""
+
+    def codes(self, x, positions=None, prefix=0):
+        return jnp.broadcast_to((1.0 - jnp.arange(x.shape[1]) % 2)[None, :, None], (1, *x.shape[1:]))
+
+
+def test_a_class_and_a_line_of_the_table_are_an_encoding(monkeypatch):
+    monkeypatch.setitem(ENCODINGS, 'halved', Halved)
+    config = LanguageModelConfig(layers=1, width=4, heads=1, context=SIZE, positions='halved')
+    encoding = position_encoding(config)
+    added = AddedPositions(encoding).apply({}, jnp.zeros((1, 3, 4)))
+    np.testing.assert_array_equal(added[0, :, 0], [1, 0, 1])
+    with pytest.raises(ValueError, match="positions is 'halved'; expected 'learned', 'sinusoidal', 'rotary', 'none'"):
+        position_encoding(VitConfig(positions='halved'), (2, 2))
+
+
+@pytest.mark.parametrize('name', ENCODINGS)
+def test_encodings_take_their_numbers_from_the_config(name):
+    encoding = position_encoding(LanguageModelConfig(context=SIZE, positions=name, rotary_base=50.0))
+    assert isinstance(encoding, ENCODINGS[name]) and encoding.grid is None
+    assert encoding.longest == (SIZE if name == 'learned' else None)
+    assert getattr(encoding, 'base', 50.0) == 50.0

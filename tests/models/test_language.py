@@ -12,6 +12,7 @@ import pytest
 from attnlab.configs import LanguageModelConfig
 from attnlab.kernels.masks import causal
 from attnlab.layers.block import Block, Stack
+from attnlab.layers.positions import NoPositions
 from attnlab.models.language import LanguageModel
 from tests.quick import QUICK
 
@@ -160,7 +161,7 @@ def test_what_leads_out_of_a_branch_starts_smaller():
 
 @pytest.mark.parametrize('order', ['pre', 'post'])
 def test_a_plain_block_has_six_products_with_matrices_and_two_of_attention(order):
-    made = Block(dataclasses.replace(PLAIN, order=order))
+    made = Block(dataclasses.replace(PLAIN, order=order), NoPositions())
     x, rules = jnp.ones((2, T, D)), causal()
     params = jax.eval_shape(lambda: made.init(jax.random.key(0), x, rules, None, True))
     jaxpr = jax.make_jaxpr(lambda params, x: made.apply(params, x, rules, None, True))(params, x)
@@ -178,11 +179,11 @@ def equations(jaxpr):
 
 
 def test_layer_drop_passes_blocks_by_and_leaves_the_mean():
-    made = Stack(dataclasses.replace(PLAIN, layers=1, layer_drop=0.5))
+    made = Stack(dataclasses.replace(PLAIN, layers=1, layer_drop=0.5), NoPositions())
     x, rules = jnp.asarray(np.random.default_rng(0).normal(size=(512, 2, D)), jnp.float32), causal()
     params = made.init(jax.random.key(0), x, rules)
     apply = jax.jit(lambda key: made.apply(params, x, rules, deterministic=False, rngs={'dropout': key})[0])
-    block = Block(made.config)
+    block = Block(made.config, NoPositions())
     added = block.apply({'params': params['params']['block_0']}, x, rules, None, True)[0] - x
     norm = lambda x: nn.LayerNorm(epsilon=1e-5).apply({'params': params['params']['norm']}, x)
     drawn = apply(jax.random.key(1))
@@ -196,7 +197,9 @@ def test_errors_name_what_came_and_what_was_expected(as_used):
     shapes = lambda made, tokens: jax.eval_shape(made.init, jax.random.key(0), tokens)
     with pytest.raises(ValueError, match="parallel blocks have order 'pre' and no cross-attention, not 'post'"):
         shapes(model(order='post', parallel=True), tokens())
-    with pytest.raises(ValueError, match="positions is 'all'; expected one of learned, sinusoidal"):
+    with pytest.raises(ValueError, match="positions is 'all'; expected 'learned', 'sinusoidal', 'rotary', 'alibi'"):
         shapes(model(positions='all'), tokens())
+    with pytest.raises(ValueError, match="positions is 'alibi', which acts in attention, but mixer is 'gru'"):
+        shapes(model(positions='alibi', mixer='gru'), tokens())
     with pytest.raises(ValueError, match=f'{T}'):
         shapes(model(), tokens(T=T + 1))

@@ -13,7 +13,8 @@ from attnlab.configs import ResNetConfig, VitConfig
 from attnlab.kernels.patches import patchify, unpatchify
 from attnlab.kernels.positions import sinusoidal_2d
 from attnlab.kernels.rotary import rotary_2d
-from attnlab.layers.patches import AttentionPool, ConvolutionalTokens, GridRotary, PatchEmbedding, tokens_grid
+from attnlab.layers.patches import AttentionPool, ConvolutionalTokens, PatchEmbedding, tokens_grid
+from attnlab.layers.positions import Rotary
 from attnlab.models.resnet import ResNet
 from attnlab.models.vision import VisionTransformer
 from tests.quick import QUICK
@@ -22,6 +23,7 @@ quick = partial(jax.jit, compiler_options=QUICK)
 
 IMAGE, PATCH, CLASSES, D = (8, 16), (4, 4), 5, 16
 ROWS, COLUMNS = 2, 4
+TURN = Rotary(100.0, grid=(ROWS, COLUMNS))
 PLAIN = VitConfig(image=IMAGE, patch=PATCH, width=D, layers=2, heads=2, init=0.0, scaled_init=False)
 
 
@@ -116,7 +118,7 @@ def test_rows_and_columns_are_not_mixed_up(positions):
         made = model(positions='sinusoidal')
         codes = made.apply({'params': started(made)}, jnp.zeros((1, 8, D)), method='_placed')[0]
     else:
-        codes = GridRotary(ROWS, COLUMNS)(jnp.ones((1, 8, 1, H)), None)[0, :, 0]
+        codes = TURN.rotate(jnp.ones((1, 8, 1, H)))[0, :, 0]
         np.testing.assert_allclose(codes, rotary_2d(jnp.ones((8, 1, H)), ROWS, COLUMNS)[:, 0], atol=1e-6)
     half = codes.shape[-1] // 2
     row, column = codes[:, :half].reshape(ROWS, COLUMNS, half), codes[:, half:].reshape(ROWS, COLUMNS, half)
@@ -127,9 +129,9 @@ def test_rows_and_columns_are_not_mixed_up(positions):
 
 def test_rotary_leaves_what_stands_in_front():
     x = pictures(1, (10, 1), 8).swapaxes(2, 3).reshape(1, 10, 1, 8)
-    turned = GridRotary(ROWS, COLUMNS, prefix=2)(x, None)
+    turned = TURN.rotate(x)
     np.testing.assert_array_equal(turned[:, :2], x[:, :2])
-    np.testing.assert_allclose(turned[:, 2:], GridRotary(ROWS, COLUMNS)(x[:, 2:], None), atol=1e-6)
+    np.testing.assert_allclose(turned[:, 2:], TURN.rotate(x[:, 2:]), atol=1e-6)
 
 
 def test_what_each_pooling_has():
@@ -220,7 +222,9 @@ def test_half_precision_gives_whole_logits():
 
 @pytest.mark.parametrize(('changes', 'message'), [
     (dict(image=(33, 33), patch=(4, 4)), 'patches of height 4 do not divide images of height 33'),
-    (dict(positions='2d'), "positions is '2d'; expected 'learned', 'sinusoidal', 'rotary' or 'none'"),
+    (dict(positions='2d'), "positions is '2d'; expected 'learned', 'sinusoidal', 'rotary', 'none'"),
+    (dict(positions='alibi'), "positions is 'alibi'; expected 'learned', 'sinusoidal', 'rotary', 'none' for the"),
+    (dict(positions='relative'), "positions is 'relative'; expected 'learned', 'sinusoidal', 'rotary', 'none' for"),
     (dict(positions='rotary', width=12), 'a multiple of 4'),
 ])  # fmt: skip
 def test_what_makes_no_model_is_refused(changes, message, as_used):
@@ -243,9 +247,8 @@ def test_attention_pooling_of_equal_scores_is_the_mean():
 def test_the_residual_network():
     made, images = ResNet(CLASSES, ResNetConfig(width=8, blocks=2)), pictures(shape=(16, 16))
     params = quick(made.init)(jax.random.key(0), images)['params']
-    apply = quick(made.apply)
-    alone = apply({'params': params}, images[:1])
-    np.testing.assert_allclose(apply({'params': params}, images)[:1], alone, atol=1e-5)  # neighbours say nothing
+    alone = logits(made, params, images[:1])
+    np.testing.assert_allclose(logits(made, params, images)[:1], alone, atol=1e-5)  # neighbours say nothing
     convolutions = [name for name in params if 'norm' not in name and name not in ('head', 'stage_1_block_0_shortcut',
                     'stage_2_block_0_shortcut')]  # fmt: skip
     assert len(convolutions) == 1 + 3 * 2 * 2

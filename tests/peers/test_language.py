@@ -12,6 +12,7 @@ from attnlab.configs import LanguageModelConfig
 from attnlab.kernels.losses import cross_entropy
 from attnlab.kernels.masks import padding
 from attnlab.layers.block import Block
+from attnlab.layers.positions import NoPositions
 from attnlab.models.language import LanguageModel
 
 pytestmark = pytest.mark.peers
@@ -130,10 +131,11 @@ def test_greedy_decoding_says_what_torch_says():
 @pytest.mark.parametrize('order', ['pre', 'post'])
 def test_a_block_is_the_encoder_layer_of_torch(order, act):
     torch = pytest.importorskip('torch')
-    block, rules = Block(dataclasses.replace(CONFIG, order=order, mlp=act)), padding(keys=jnp.asarray(LENGTHS))
+    block = Block(dataclasses.replace(CONFIG, order=order, mlp=act), NoPositions())
+    mask = padding(keys=jnp.asarray(LENGTHS))
     x, slope = np.random.default_rng(2).standard_normal((2, B, T, D)).astype(np.float32)
     real = np.arange(T) < LENGTHS[:, None]
-    rest = dict(rules=rules, real=None, deterministic=True)
+    rest = dict(mask=mask, token_mask=None, deterministic=True)
     params = drawn(partial(block.init, **rest), x)
 
     @jax.jit

@@ -26,6 +26,13 @@ def test_curves_hold_the_records():
     assert lines(bleu) == {'validation': [[2, 10], [4, 20]]}
 
 
+def test_a_score_of_an_unknown_name_has_a_panel():
+    own = [{**record, 'own': 0.5, 'perplexity': 9.0} for record in VALID]
+    panels = figures.curves({'run': TRAIN + own}).axes
+    assert [axes.get_title(loc='left') for axes in panels] == ['loss', 'validation BLEU', 'validation own']
+    assert lines(panels[2]) == {'validation': [[2, 0.5], [4, 0.5]]}
+
+
 def test_the_last_record_of_a_step_counts_and_steps_are_sorted():
     again = [{'step': 4, 'split': 'train', 'loss': 7.0}, {'step': 0, 'split': 'train', 'loss': 8.0},
              {'step': 5, 'split': 'train', 'loss': None}]

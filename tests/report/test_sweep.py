@@ -228,10 +228,10 @@ def found(**changes):
         group({'model.order': '<b>'}, 1.5, 0.25) | {'numbers': [0, 1], 'done': 2, 'of': 2},
         group({'model.order': 'post'}, failed=True) | {'numbers': [2, 3], 'done': 0, 'of': 2},
     ]
-    point = {'value': 1.25, 'step': 3000, 'seconds': 75.0, 'reason': None, 'records': []}
+    point = {'value': 1.25, 'step': 3000, 'seconds': 75.0, 'reason': None}
     records = [{'step': 1, 'split': 'train', 'loss': 4.0}, {'step': 3000, 'split': 'valid', 'loss': 1.25}]
     points = [
-        point | {'number': 0, 'status': 'done', 'values': {'model.order': '<b>', 'seed': 0}, 'records': records},
+        point | {'number': 0, 'status': 'done', 'values': {'model.order': '<b>', 'seed': 0}},
         point | {'number': 1, 'status': 'done', 'values': {'model.order': '<b>', 'seed': 1}, 'value': 1.75},
         point | {'number': 2, 'status': 'failed', 'values': {'model.order': 'post', 'seed': 0}, 'value': None,
                  'step': None, 'seconds': 5.0, 'reason': 'the <disk> is full'},
@@ -240,7 +240,7 @@ def found(**changes):
     ]  # fmt: skip
     return {'summary': 'a.py · rates', 'metric': 'loss', 'direction': 'min', 'keys': {'model.order': 'order'},
             'points': points, 'groups': groups, 'best': 0, 'winner': {'number': 0, 'config': {'a': {'b': 0.5}}},
-            'sensitivity': []} | changes  # fmt: skip
+            'sensitivity': [], 'records': {0: records}} | changes  # fmt: skip
 
 
 def test_a_page_tells_of_best_seeds_points_and_failures(tmp_path):
@@ -273,9 +273,9 @@ def test_the_best_comes_first_in_its_direction(tmp_path):
 
 
 def test_a_sweep_that_nothing_has_come_of_has_a_page(tmp_path):
-    points = [point | {'status': 'waiting', 'value': None, 'records': []} for point in found()['points']]
+    points = [point | {'status': 'waiting', 'value': None} for point in found()['points']]
     groups = [each | {'mean': None, 'done': 0, 'failed': False} for each in found()['groups']]
-    more = found(points=points, groups=groups, metric=None, direction=None, best=None, winner=None)
+    more = found(points=points, groups=groups, metric=None, direction=None, best=None, winner=None, records={})
     markup = sweep.write(tmp_path / 'a.html', 'a', more).read_text('utf-8')
     texts = outline(markup).texts
     assert '4 waiting.' in texts and 'best score' in texts

@@ -134,7 +134,7 @@ def test_a_database_that_fails_ends_the_worker_and_not_the_point(experiment, tmp
     plan = points.plan(config, [], ['rate'], {'trials': 2, 'sampler': 'random'})
     spec = begin.begin(tmp_path / 'sweep', plan)
     work = lambda: worker.work(
-        board.Board(tmp_path / 'sweep', plan, {}), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db'
+        board.Board(tmp_path / 'sweep', plan), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db'
     )
     monkeypatch.setattr(worker.run, 'train', trainer)
 

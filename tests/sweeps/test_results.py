@@ -104,7 +104,7 @@ def test_names_of_any_characters_are_shown_as_they_are(tmp_path, capsys):
     assert re.search(r'best loss: .*, order=_a\n', said)
     with results.write_table(sweep).open(newline='') as file:
         assert [line[2] for line in csv.reader(file)][1::2] == NAMES
-    _, rows = results.page._points(results.plain(sweep))
+    _, rows = results.page.points(results.compared(sweep))
     assert [row[2] for row in rows][1::2] == escaped
 
 
@@ -208,8 +208,9 @@ def test_a_sweep_of_rates_of_which_none_has_a_loss_has_a_page(tmp_path):
 
 def test_the_numbers_of_the_page_are_those_of_the_runs(tmp_path):
     records = [*train(4.0, 3.0), valid(2, loss=2.5)]
-    data = results.plain(read(tmp_path, point({RATE: 0.1}, value=2.5, step=2, metrics=records), point({RATE: 0.2})))
-    assert data['points'][0]['records'] == records and data['points'][1]['records'] == []
+    sweep = read(tmp_path, point({RATE: 0.1}, value=2.5, step=2, metrics=records), point({RATE: 0.2}))
+    data = results.plain(sweep)
+    assert data['records'] == {0: records, 1: []}
     assert data['keys'] == {RATE: 'learning_rate'}
     assert data['winner']['number'] == 0
     assert data['winner']['config']['optimizer'] == {'learning_rate': 0.1, 'warmup': '100 steps'}

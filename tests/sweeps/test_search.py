@@ -43,7 +43,7 @@ def search(experiment, tmp_path):
     def run(text, trials=6, folder=tmp_path / 'sweep'):
         plan = points.plan(experiment(text), [], ['space'], {'trials': trials, 'sampler': 'random'})
         spec = begin.begin(folder, plan)
-        worker.work(board.Board(folder, plan, {}), spec['id'], f'sqlite:///{folder}/sweep.db')
+        worker.work(board.Board(folder, plan), spec['id'], f'sqlite:///{folder}/sweep.db')
         return outcome.read(folder)
 
     return run

@@ -63,27 +63,27 @@ def get_config(arg: str = '') -> ConfigDict:
     if arg:
         raise ValueError(f"the argument is {arg!r}; expected ''")
     config = ConfigDict()
-    config.task = 'language'
-    config.seed = 0
-    config.data = dict(
-        name='toy',
-        none=None,
-        note='a "b" c',
-        shape=(2, 3),
-    )
-    config.model = dict(
-        layers=2,
-        order='pre',
-        tied=True,
-        inner=dict(
-            rate=0.1,
-            empty=dict(),
-        ),
-    )
-    config.optimizer = dict(
-        learning_rate=0.2,
-        warmup='100 steps',
-    )
+    config['task'] = 'language'
+    config['seed'] = 0
+    config['data'] = {
+        'name': 'toy',
+        'none': None,
+        'note': 'a "b" c',
+        'shape': (2, 3),
+    }
+    config['model'] = {
+        'layers': 2,
+        'order': 'pre',
+        'tied': True,
+        'inner': {
+            'rate': 0.1,
+            'empty': {},
+        },
+    }
+    config['optimizer'] = {
+        'learning_rate': 0.2,
+        'warmup': '100 steps',
+    }
     return config
 '''
     )

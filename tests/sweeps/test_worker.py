@@ -36,9 +36,13 @@ def sweep(experiment, tmp_path):
     def begun(name, folder='sweep', **search):
         plan = points.plan(config, [], [name], search)
         spec = begin.begin(tmp_path / folder, plan)
-        seen = board.Board(tmp_path / folder, plan, {})
-        url = f'sqlite:///{tmp_path}/{folder}/sweep.db'
-        return lambda: (worker.work(seen._replace(known={}), spec['id'], url), outcome.read(tmp_path / folder).rows)[1]
+
+        def run():
+            url = f'sqlite:///{tmp_path}/{folder}/sweep.db'
+            worker.work(board.Board(tmp_path / folder, plan), spec['id'], url)
+            return outcome.read(tmp_path / folder).rows
+
+        return run
 
     return begun
 
@@ -125,7 +129,7 @@ def test_a_signal_is_kept_where_the_point_fails_behind_it(trainer, sweep):
 def test_a_signal_in_the_last_step_of_a_single_point_is_told(trainer, sweep, tmp_path):
     sweep('seeds')
     folder = tmp_path / 'sweep'
-    seen = board.Board(folder, points.plan(outcome.read_spec(folder)['config'], [], ['seeds'], {}), {})
+    seen = board.Board(folder, points.plan(outcome.read_spec(folder)['config'], [], ['seeds'], {}))
     trainer.otherwise = {0: in_the_last_step(signal.SIGTERM)}
     with pytest.raises(Stopped):
         worker.one(seen, 2)
@@ -153,7 +157,7 @@ def test_a_signal_in_the_last_step_of_a_training_stops_the_sweep(trainable, tmp_
 
     monkeypatch.setattr(loop.checkpoint, 'save', asked)
     with pytest.raises(Stopped):
-        worker.work(board.Board(tmp_path / 'sweep', plan, {}), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db')
+        worker.work(board.Board(tmp_path / 'sweep', plan), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db')
     rows = outcome.read(tmp_path / 'sweep').rows
     assert [row.status for row in rows] == ['done', 'waiting', 'waiting', 'waiting'], rows[0].reason
 
@@ -198,8 +202,8 @@ def test_failed_points_run_again_when_they_are_forgotten(trainer, sweep, tmp_pat
     work = sweep('seeds')
     assert work()[0].status == 'failed' and work()[0].status == 'failed' and len(trainer.ran) == 4
     folder = tmp_path / 'sweep'
-    seen = board.Board(folder, points.plan(outcome.read_spec(folder)['config'], [], ['seeds'], {}), {})
-    board.forget_failed(seen, seen.numbers)
+    seen = board.Board(folder, points.plan(outcome.read_spec(folder)['config'], [], ['seeds'], {}))
+    seen.forget_failed(seen.numbers)
     assert [row.status for row in work()] == ['done'] * 4 and len(trainer.ran) == 5
 
 
@@ -250,8 +254,8 @@ def test_a_search_that_failed_draws_anew_when_it_is_forgotten(trainer, sweep, tm
     assert [row.reason for row in work()] == ['ValueError: broken'] * 3
     monkeypatch.delenv('BROKEN')
     config, search = outcome.read_spec(tmp_path / 'sweep')['config'], dict(trials=3, sampler='random')
-    seen = board.Board(tmp_path / 'sweep', points.plan(config, [], ['sometimes'], search), {})
-    board.forget_failed(seen, seen.numbers)
+    seen = board.Board(tmp_path / 'sweep', points.plan(config, [], ['sometimes'], search))
+    seen.forget_failed(seen.numbers)
     rows = work()
     assert [row.status for row in rows] == ['done'] * 3 and len(set(rates(rows))) == 3
     assert [rate for _, rate in trainer.ran] == rates(rows)

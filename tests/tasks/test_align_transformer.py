@@ -17,9 +17,9 @@ from attnlab.data.vocabulary import BOS, EOS
 from attnlab.decode.beam import beam_search
 from attnlab.decode.greedy import greedy
 from attnlab.errors import UserError
+from attnlab.models.sequence2sequence import sequence2sequence_model
 from attnlab.tasks import heatmap, task_of
 from attnlab.tasks.align import corpus as pairs
-from attnlab.tasks.align import models
 from attnlab.tasks.align.translator import Translator
 from attnlab.train import run
 from tests.tiny import files, tiny_config, tiny_transformer
@@ -140,7 +140,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, changes,
 
 
 def test_a_source_beyond_learned_positions_is_refused():
-    model = models.build(TranslatorConfig(positions='learned', context=48), 20, 20)
+    model = sequence2sequence_model(TranslatorConfig(positions='learned', context=48), 20, 20)
     params = jax.eval_shape(model.init, jax.random.key(0))
     with pytest.raises(UserError, match='of 30 tokens needs room for 88; the model has 48 learned positions'):
         Translator(model, (20,), 2).translate(params, [[5] * 29 + [EOS]])

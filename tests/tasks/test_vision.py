@@ -15,7 +15,8 @@ from attnlab.data.images import Images
 from attnlab.errors import UserError
 from attnlab.report import page
 from attnlab.tasks import heatmap, task_of
-from attnlab.tasks.vision import corpus, drawings, models, pictures, scores
+from attnlab.tasks.vision import corpus, drawings, pictures, scores
+from attnlab.tasks.vision.scaling import prepared
 from attnlab.train import count, metrics, run
 from tests.tiny import DIGITS, drawn, files, tiny_digits
 
@@ -123,7 +124,7 @@ def test_every_image_counts_once_whatever_the_batch(size, seeing, monkeypatch):
     whole = corpus.read(task.config.data, 'test', task.config.seed)
     monkeypatch.setattr('attnlab.tasks.vision.task.EVALUATION_IMAGES', size)
     found = task.probabilities(params, whole)
-    alone = [task.model.forward(params, models.prepared(image[None], task.scale, task.model.image), None)[0]
+    alone = [task.model.forward(params, prepared(image[None], task.scale, task.model.size), None)[0]
              for image in whole.pixels[:3]]  # fmt: skip
     assert found.shape == (30, 10)
     np.testing.assert_allclose(found[:3], jax.nn.softmax(np.concatenate(alone)), atol=1e-5)
@@ -154,9 +155,9 @@ def test_metrics_tell_of_waiting_and_of_accuracy(seeing):
 def test_the_scale_is_that_of_the_training_images(seeing):
     scale, config = corpus.load(seeing), run.task_in(seeing).config
     train = corpus.read(config.data, 'train', config.seed)
-    x = np.asarray(models.prepared(train.pixels, scale, (16, 16)))
+    x = np.asarray(prepared(train.pixels, scale, (16, 16)))
     assert abs(x.mean()) < 1e-4 and abs(x.std() - 1) < 1e-4
-    larger = models.prepared(train.pixels[:2], scale, (32, 16))
+    larger = prepared(train.pixels[:2], scale, (32, 16))
     assert larger.shape == (2, 32, 16, 1)
     (seeing / 'images.json').rename(seeing / 'elsewhere.json')
     with pytest.raises(UserError, match='images.json cannot be read'):

@@ -70,7 +70,8 @@ def newest(workdir, name='sgd'):
 
 def newest_of(config, workdir):
     """The newest checkpoint of a run of any config."""
-    return _newest(config, tasks.task_of(config, workdir).init, workdir)
+    task = tasks.task_of(config, workdir)
+    return _newest(task.config, task.init, workdir)
 
 
 def _newest(config, init, workdir):

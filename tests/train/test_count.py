@@ -116,9 +116,9 @@ def test_mixtral_by_hand():
     experiment, D, F, L = f'{LANGUAGE}/mixtral_8x7b.py', 4096, 14336, 32
     config = configs.load(experiment)
     params = tasks.task_of(config).outline(None, False).params
-    assert count._size(params, count._is_expert, 2 / 8) == 12_879_925_248
+    assert count._size(params, 'expert', 2 / 8) == 12_879_925_248
     assert parameters(experiment, 2) - parameters(experiment, 1) == 8 * 3 * D * F + 8 * D + 2 * D * D * 5 // 4 + 2 * D
-    assert count._size(params, count._is_expert, 0) == 46_702_792_704 - L * 8 * 3 * D * F
+    assert count._size(params, 'expert', 0) == 46_702_792_704 - L * 8 * 3 * D * F
 
 
 def test_gated_layers_have_as_many_parameters(tmp_path):

@@ -80,7 +80,7 @@ def test_softmax_norms_router_and_loss_are_wide(made, expected, tmp_path):
 def losses(made, folder, dtype, steps=80):
     config = made(folder, model__dtype=dtype, optimizer__learning_rate='0.02', train__duration=f'{steps} steps')
     task = tasks.task_of(config)
-    setup = assemble(config, task.examples)
+    setup = assemble(task.config, task.examples)
     update = jax.jit(make_update(task.loss, setup.optimize, setup.schedule), compiler_options=QUICK)
     state = jax.jit(functools.partial(setup.initial, task.init))(np.uint32(0))
     told = []

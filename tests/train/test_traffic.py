@@ -62,7 +62,7 @@ def test_a_loop_of_unknown_turns_is_refused():
 def test_what_lies_on_a_device_is_what_was_counted(tmp_path, mesh, quickly):
     config = tiny_language(tmp_path, train__mesh=mesh, **WIDE)
     task = tasks.task_of(config)
-    setup = assemble(config, task.examples)
+    setup = assemble(task.config, task.examples)
     state = setup.layout.start(functools.partial(setup.initial, task.init), np.uint32(config.seed))
     held, sent = traffic.count(config, mesh)
 

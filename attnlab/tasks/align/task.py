@@ -20,8 +20,9 @@ from attnlab.data.pairs import Pairs
 from attnlab.data.vocabulary import BOS, PAD
 from attnlab.errors import UserError
 from attnlab.kernels.losses import Sums, cross_entropy
+from attnlab.models.sequence2sequence import Sequence2SequenceModel, sequence2sequence_model
 from attnlab.tasks import blocks, head_grid
-from attnlab.tasks.align import alignment, corpus, models, pictures, scores
+from attnlab.tasks.align import alignment, corpus, pictures, scores
 from attnlab.tasks.align.translator import Translation, Translator, shift
 from attnlab.tasks.checks import check_init, check_paths
 from attnlab.tasks.task import Batch, Outline, Params, perplexity
@@ -46,7 +47,7 @@ class AlignTask:
         self._check_model()
 
     def _check_model(self) -> None:
-        check_init(self.config.model, models.build(self.config.model, 5, 5).init)
+        check_init(self.config.model, sequence2sequence_model(self.config.model, 5, 5).init)
 
     def outline(self, layers: int | None, active: bool) -> Outline:
         """One pair of sentences of the largest width, with vocabularies of the configured size."""
@@ -54,7 +55,7 @@ class AlignTask:
         config, size, T = self.config.model, self.config.data.vocabulary_size, self.config.data.widths[-1]
         if isinstance(config, TranslatorConfig):
             config = blocks.outlined(dataclasses.replace(config, alignment_layer=1), layers, active)
-        model = models.build(config, size, size)
+        model = sequence2sequence_model(config, size, size)
         params = jax.eval_shape(model.init, jax.random.key(0))
         tokens = jax.ShapeDtypeStruct((1, T), jnp.int32)
         state = jax.eval_shape(lambda params, source: model.start(params, source, T), params, tokens)
@@ -106,8 +107,8 @@ class AlignTask:
     # Model
 
     @cached_property
-    def model(self) -> models.Model:
-        return models.build(self.config.model, *(each.size for each in self.vocabularies))
+    def model(self) -> Sequence2SequenceModel:
+        return sequence2sequence_model(self.config.model, *(each.size for each in self.vocabularies))
 
     @cached_property
     def translator(self) -> Translator:
@@ -150,7 +151,7 @@ class AlignTask:
         found |= {'loss': nll / count, 'perplexity': perplexity(nll / count)}
         if isinstance(data, GrammarPairs):
             found['exact_match'] = scores.exact_match(outputs, pairs.target, target_language)
-        links = self._links(weights, encoded, self.model.layer) if models.attends(self.config.model) else None
+        links = self._links(weights, encoded, self.model.layer) if self.model.attends else None
         if links and pairs.links is not None:
             inverted = corpus.inversions(data, split, self.config.seed)
             found |= scores.alignment_scores(links, pairs.links, inverted)

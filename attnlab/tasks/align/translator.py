@@ -17,7 +17,7 @@ from attnlab.decode.sampling import check_tokens
 from attnlab.errors import UserError
 from attnlab.kernels import axes
 from attnlab.kernels.losses import Sums, cross_entropy
-from attnlab.tasks.align.models import Model
+from attnlab.models.sequence2sequence import Sequence2SequenceModel
 from attnlab.tasks.task import Params
 
 Sentences = Sequence[list[int]]
@@ -44,7 +44,8 @@ class Translator:
     """
 
     def __init__(
-        self, model: Model, widths: Sequence[int], batch_size: int, beams: int = 1, length_penalty: float = 0.0
+        self, model: Sequence2SequenceModel, widths: Sequence[int], batch_size: int, beams: int = 1,
+        length_penalty: float = 0.0,
     ) -> None:
         self.model, self.widths, self.batch_size = model, tuple(widths), batch_size
         self.beams, self.length_penalty = beams, length_penalty

@@ -20,7 +20,7 @@ from attnlab.errors import UserError
 from attnlab.kernels import axes
 from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.models.language import LanguageModel
-from attnlab.models.maps import attention_maps
+from attnlab.models.maps import apply_with_maps
 from attnlab.tasks import blocks, head_grid
 from attnlab.tasks.checks import check_init, check_paths
 from attnlab.tasks.language import corpus, writer
@@ -173,8 +173,7 @@ class LanguageTask:
             if len(ids) > (context := self.config.model.context):
                 raise UserError(f'the text has {len(ids)} tokens; expected at most {context}, the context of the model')
             tokens = jnp.asarray(ids, jnp.int32)[None]
-            sown: Any = self.model.apply({'params': params}, tokens, mutable=['intermediates'])[1]
-            found = attention_maps(sown.get('intermediates', {}))
+            found = apply_with_maps(self.model, params, tokens)[1]
             maps = {kind: jax.device_get(weights[0]) for kind, weights in found.items()}
             pieces = self.vocabulary.pieces(ids)
             folder = head_grid.figure_path(self.workdir or Path(), 'attend', text)

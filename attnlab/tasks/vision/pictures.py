@@ -13,9 +13,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from attnlab.data.images import Images
 from attnlab.errors import UserError
+from attnlab.models.image import ImageModel
 from attnlab.tasks import head_grid, heatmap
 from attnlab.tasks.task import Params
-from attnlab.tasks.vision import corpus, drawings, models
+from attnlab.tasks.vision import corpus, drawings
+from attnlab.tasks.vision.scaling import prepared
 
 SHOWN = 8
 """So many images of a split have their attention drawn."""
@@ -29,7 +31,7 @@ LONGEST = 18
 
 def evaluated(
     folder: Path,
-    model: models.Model,
+    model: ImageModel,
     params: Params,
     scale: corpus.Scale,
     whole: Images,
@@ -58,9 +60,9 @@ def evaluated(
     add('confusion', drawings.confusion(probabilities, whole), 'Images of each class (row) by what they were taken for')
     add('calibration', drawings.calibration(probabilities, whole.labels), 'Accuracy of images by their confidence')
     if 'positions' in params:
-        table = np.asarray(params['positions']['table'])[-model.grid[0] * model.grid[1] :]
+        table = np.asarray(params['positions']['table'])[-model.module.grid[0] * model.module.grid[1] :]
         caption = 'Cosine of each position with all: one small grid a position, from -1 (white) to 1 (black)'
-        add('positions', drawings.similarities(table, model.grid), caption)
+        add('positions', drawings.similarities(table, model.module.grid), caption)
     if (kernel := filters(params)) is not None:
         add('filters', drawings.filters(kernel[0]), kernel[1])
     (folder / 'pictures.json').write_text(json.dumps(shown, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
@@ -87,21 +89,22 @@ def filters(params: Params) -> tuple[np.ndarray, str] | None:
     return None
 
 
-def attention(model: models.Model, params: Params, scale: corpus.Scale, pixels: np.ndarray) -> dict[str, np.ndarray]:
+def attention(model: ImageModel, params: Params, scale: corpus.Scale, pixels: np.ndarray) -> dict[str, np.ndarray]:
     """Every attention of the model over images uint8 [B, H, W, C]: [B, L, N, T, T] by its name."""
-    found = model.maps(params, models.prepared(jax.numpy.asarray(pixels), scale, model.image))
+    found = model.maps(params, prepared(jax.numpy.asarray(pixels), scale, model.size))
     return {kind: jax.device_get(weights) for kind, weights in found.items()}
 
 
-def read(weights: np.ndarray, model: models.Model) -> np.ndarray:
+def read(weights: np.ndarray, model: ImageModel) -> np.ndarray:
     """What is looked at [*B, rows, columns], of weights [*B, T, T]: by the class token, else by the mean of the image's
     tokens."""
-    seen = weights[..., model.prefix :]
-    rows = seen[..., model.prefix :, :].mean(axis=-2) if model.reader is None else seen[..., model.reader, :]
-    return rows.reshape(*rows.shape[:-1], *model.grid)
+    module = model.module
+    seen = weights[..., module.prefix :]
+    rows = seen[..., module.prefix :, :].mean(axis=-2) if module.reader is None else seen[..., module.reader, :]
+    return rows.reshape(*rows.shape[:-1], *module.grid)
 
 
-def rollout(weights: np.ndarray, model: models.Model) -> np.ndarray:
+def rollout(weights: np.ndarray, model: ImageModel) -> np.ndarray:
     """[B, rows, columns], of all layers' weights [B, L, N, T, T] (Abnar and Zuidema 2020, section 3): the product of
     (W + 1) / 2, with W the mean of a layer's heads and 1 for the residual."""
     T = weights.shape[-1]
@@ -112,7 +115,7 @@ def rollout(weights: np.ndarray, model: models.Model) -> np.ndarray:
 
 
 def draw_attention(
-    folder: Path, image: np.ndarray, maps: dict[str, np.ndarray], model: models.Model, layer: int | None,
+    folder: Path, image: np.ndarray, maps: dict[str, np.ndarray], model: ImageModel, layer: int | None,
     head: int | None,
 ) -> None:  # fmt: skip
     """Draw an image, the attention of its heads by layer, and the rollout; write an array file; print the files.

@@ -1,5 +1,6 @@
 """The task of image classification."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,10 +17,12 @@ from attnlab.data.images import Images
 from attnlab.kernels import axes
 from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.kernels.patches import resized_grid
+from attnlab.models.image import ImageModel, image_model
 from attnlab.tasks import blocks, head_grid
 from attnlab.tasks.checks import check_init, check_paths
 from attnlab.tasks.task import Batch, Outline, Params
-from attnlab.tasks.vision import corpus, models, pictures, scores
+from attnlab.tasks.vision import corpus, pictures, scores
+from attnlab.tasks.vision.scaling import prepared
 
 EVALUATION_IMAGES = 250
 """About the number of images of a batch in evaluation."""
@@ -53,9 +56,9 @@ class VisionTask:
         if isinstance(config, VitConfig):
             config = blocks.outlined(config, layers, active)
         classes, C = corpus.classes(data), corpus.shape(data)[-1]
-        model = models.build(config, classes, C)
-        H, W = model.image
-        tokens = model.prefix + model.grid[0] * model.grid[1]
+        model = image_model(config, classes, C)
+        H, W = model.size
+        tokens = model.module.prefix + math.prod(model.module.grid)
         what = f'{H} x {W} pixels' + (f', {tokens} tokens' if isinstance(config, VitConfig) else '')
         return Outline(
             f'{what}, {classes} classes', tokens, jax.eval_shape(model.init, jax.random.key(0)),
@@ -92,15 +95,15 @@ class VisionTask:
     # Model
 
     @cached_property
-    def model(self) -> models.Model:
+    def model(self) -> ImageModel:
         data = self.config.data
-        return models.build(self.config.model, corpus.classes(data), corpus.shape(data)[-1])
+        return image_model(self.config.model, corpus.classes(data), corpus.shape(data)[-1])
 
     def init(self, rng: jax.Array) -> Params:
         return self.model.init(rng)
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array) -> Sums:
-        images = models.prepared(batch['images'], self.scale, self.model.image)
+        images = prepared(batch['images'], self.scale, self.model.size)
         logits, aux = self.model.forward(params, images, rng)
         first, second = (
             cross_entropy(logits, batch[name], self.config.train.label_smoothing, NO_LABEL, share)
@@ -113,14 +116,14 @@ class VisionTask:
 
     def adapted(self, source: 'VisionTask', params: Params) -> Params:
         """Learned positions are interpolated to this model's grid; a head for other classes starts anew."""
-        model, before = self.model, source.model
+        grid, before = self.model.module.grid, source.model.module
         params = dict(params)
-        if 'positions' in params and model.grid != before.grid:
+        if 'positions' in params and grid != before.grid:
             front = 0 if before.reader is None else 1
-            table = resized_grid(params['positions']['table'], before.grid, model.grid, front)
+            table = resized_grid(params['positions']['table'], before.grid, grid, front)
             params['positions'] = {'table': table}
         if corpus.classes(self.config.data) != corpus.classes(source.config.data):
-            params['head'] = jax.jit(model.init)(jax.random.key(self.config.seed))['head']
+            params['head'] = jax.jit(self.init)(jax.random.key(self.config.seed))['head']
         return params
 
     # Scores
@@ -131,7 +134,7 @@ class VisionTask:
 
         @jax.jit
         def softmax(params: Params, pixels: jax.Array) -> jax.Array:
-            images = models.prepared(axes.spread(pixels), self.scale, self.model.image)
+            images = prepared(axes.spread(pixels), self.scale, self.model.size)
             return axes.whole(jax.nn.softmax(self.model.forward(params, images, None)[0], axis=-1))
 
         return softmax

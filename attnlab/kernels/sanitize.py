@@ -4,12 +4,13 @@ Other kernels multiply what stands in a masked slot by a weight of zero, and zer
 finite numbers only; which rows see something that was not finite is counted beside, and so is which see nothing.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from attnlab.kernels.call import Call
+from attnlab.kernels.call import Attended, Call
 from attnlab.kernels.masks import Visibility, as_array
 
 FAR = 2**30
@@ -27,8 +28,16 @@ class Cleaned(NamedTuple):
     spoilt: Bool[Array, 'B N T']
 
 
+def around(kernel: Callable[[Call], Array], call: Call) -> Attended:
+    """The output [B, T, N, Hv] of another library's kernel, with the contract kept."""
+    if not call.mask.restrict():
+        return Attended(kernel(call), None, None)
+    cleaned = clean(call)
+    return Attended(settle(kernel(cleaned.call), cleaned), None, None)
+
+
 def clean(call: Call) -> Cleaned:
-    """Memory O(T + S) where the rules hold no mask array, else that of the pairs [#B, #N, T, S] that all rules allow.
+    """Memory O(T + S) where the mask holds no array of pairs, else that of all pairs [#B, #N, T, S].
 
     Positions count from zero, and there is no prefix.
     """
@@ -36,13 +45,13 @@ def clean(call: Call) -> Cleaned:
     good_query, good_key, good_value = (jnp.isfinite(x) for x in (call.query, call.key, call.value))
     bad_query = ~jnp.all(good_query, axis=-1).swapaxes(1, 2)
     bad_key = ~(jnp.all(good_key, axis=-1) & jnp.all(good_value, axis=-1)).swapaxes(1, 2)
-    if call.rules.mask is None:
+    if call.mask.mask is None:
         marks = jnp.concatenate([jnp.ones((B, 1, S), bool), bad_key], axis=1)
-        seen = count(call.rules, marks, T)
+        seen = count(call.mask, marks, T)
         empty, some_bad = seen[:, :1] == 0, jnp.repeat(seen[:, 1:] > 0, N // K, axis=1)
-        lost = count(turned(call.rules), jnp.ones((B, 1, T), bool), S)[:, 0, :, None] == 0
+        lost = count(turned(call.mask), jnp.ones((B, 1, T), bool), S)[:, 0, :, None] == 0
     else:
-        allowed = as_array(call.rules, T, S)
+        allowed = as_array(call.mask, T, S)
         assert allowed is not None
         allowed = jnp.broadcast_to(allowed, (*allowed.shape[:2], T, S))
         empty = jnp.broadcast_to(~jnp.any(allowed, axis=-1), (B, allowed.shape[1], T))
@@ -74,18 +83,18 @@ def settle(output: Array, cleaned: Cleaned) -> Array:
     return jnp.where(empty, jnp.zeros_like(output), output)
 
 
-def count(rules: Visibility, marks: Bool[Array, 'B M S'], T: int) -> Int[Array, 'B M T']:
-    """How many of the keys in each of M sets a query sees, by all rules but mask arrays, positions and prefixes.
+def count(mask: Visibility, marks: Bool[Array, 'B M S'], T: int) -> Int[Array, 'B M T']:
+    """How many of the keys in each of M sets a query sees, by all fields but `mask`, positions and prefixes.
 
     Memory O(M (T + S)).  A query sees the keys of a range, and of those the ones in its segment: a difference of two
     running sums, over all keys or over the keys sorted by segment.
     """
     B, M, S = marks.shape
-    first, after = (jnp.broadcast_to(x, (B, T)) for x in _range(rules, T, S))
-    if rules.query_segment_ids is None or rules.key_segment_ids is None:
+    first, after = (jnp.broadcast_to(x, (B, T)) for x in _range(mask, T, S))
+    if mask.query_segment_ids is None or mask.key_segment_ids is None:
         sums = jnp.pad(jnp.cumsum(marks, axis=-1, dtype=jnp.int32), ((0, 0), (0, 0), (1, 0)))
         return _at(sums, after) - _at(sums, first)
-    keys, queries = (jnp.broadcast_to(x, (B, x.shape[1])) for x in (rules.key_segment_ids, rules.query_segment_ids))
+    keys, queries = (jnp.broadcast_to(x, (B, x.shape[1])) for x in (mask.key_segment_ids, mask.query_segment_ids))
     column = jnp.broadcast_to(jnp.arange(S), (B, S))
     is_key = jnp.concatenate([jnp.ones(S, bool), jnp.zeros(2 * T, bool)])  # a bound comes before the key it names
     order = jnp.lexsort((
@@ -102,13 +111,13 @@ def _at(x: Array, indices: Int[Array, 'B L']) -> Array:
     return jnp.take_along_axis(x, indices[:, None], axis=-1)
 
 
-def _range(rules: Visibility, T: int, S: int) -> tuple[Array, Array]:
+def _range(mask: Visibility, T: int, S: int) -> tuple[Array, Array]:
     """The first key of each query's range and the one after its last, [#B, T]."""
-    left, right = band(rules)
+    left, right = band(mask)
     row = jnp.arange(T)[None]
-    end = jnp.array([[S]]) if (length := rules.key_value_seq_lengths) is None else clipped(length, S)[:, None]
+    end = jnp.array([[S]]) if (length := mask.key_value_seq_lengths) is None else clipped(length, S)[:, None]
     first, after = jnp.clip(row - left, 0, end), jnp.clip(row + right + 1, 0, end)
-    if (length := rules.query_seq_lengths) is not None:
+    if (length := mask.query_seq_lengths) is not None:
         after = jnp.where(row < length[:, None], after, first)
     return first, after
 
@@ -118,17 +127,17 @@ def clipped(lengths: Int[Array, ' B'], size: int) -> Int[Array, ' B']:
     return jnp.clip(lengths.astype(jnp.promote_types(lengths.dtype, jnp.int32)), 0, size)
 
 
-def band(rules: Visibility) -> tuple[int, int]:
+def band(mask: Visibility) -> tuple[int, int]:
     """Window and causality as one window, FAR to the sides that neither bounds."""
-    left, right = rules.window or (FAR, FAR)
-    return left, 0 if rules.is_causal else right
+    left, right = mask.window or (FAR, FAR)
+    return left, 0 if mask.is_causal else right
 
 
-def turned(rules: Visibility) -> Visibility:
-    """Keys for queries and queries for keys; by the same rules as in `count`."""
-    left, right = band(rules)
+def turned(mask: Visibility) -> Visibility:
+    """Keys for queries and queries for keys; by the same fields as in `count`."""
+    left, right = band(mask)
     return Visibility(
-        query_seq_lengths=rules.key_value_seq_lengths, key_value_seq_lengths=rules.query_seq_lengths,
-        query_segment_ids=rules.key_segment_ids, key_segment_ids=rules.query_segment_ids,
+        query_seq_lengths=mask.key_value_seq_lengths, key_value_seq_lengths=mask.query_seq_lengths,
+        query_segment_ids=mask.key_segment_ids, key_segment_ids=mask.query_segment_ids,
         window=(right, left),
     )  # fmt: skip

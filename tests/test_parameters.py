@@ -1,0 +1,79 @@
+"""The table of parameters, against every model of every experiment."""
+
+import re
+
+import jax
+import pytest
+
+from attnlab import configs, parameters, tasks
+from attnlab.train import checksum, optimizer, sharding
+from tests.experiments import EXPERIMENTS
+from tests.tiny import LINES
+
+CHAR, SMALL = 'experiments/language/shakespeare_char.py', 'experiments/vision/cifar10_small.py'
+MODELS = [(spec, {}) for spec in EXPERIMENTS] + [
+    ('experiments/align/grammar_gru.py', {'model.cell': 'lstm', 'model.encoder_layers': '2'}),
+    ('experiments/align/rnnsearch.py:fixed', {}),
+    ('experiments/align/grammar_transformer.py', {'model.positions': 'relative'}),
+    (f'{CHAR}:today', {'model.tied': 'false', 'model.use_bias': 'true', 'model.qk_norm': 'l2'}),
+    (f'{CHAR}:today', {'model.scan': 'true', 'model.qk_norm': 'l2', 'model.experts': '2', 'model.active': '1'}),
+    (f'{CHAR}:gru', {}),
+    (f'{CHAR}:convolution', {'model.use_bias': 'true'}),
+    (f'{CHAR}:experts', {'model.shared_expert': 'true', 'model.use_bias': 'true', 'model.sinks': 'true'}),
+    (f'{CHAR}:grouped', {'model.positions': 'relative'}),
+    (f'{SMALL}:vit', {'model.pool': 'class', 'model.registers': '2', 'model.qk_norm': 'rms'}),
+    (f'{SMALL}:resnet', {}),
+    ('experiments/vision/imagenet_b16.py', {'model.embedding': 'convolution', 'model.pool': 'attention'}),
+]
+NEEDED = {'files_gru': ('train', 'valid', 'test'), 'shakespeare_char': ('folder',)}
+"""Fields of `data` that are a file or a folder of the user."""
+
+
+@pytest.fixture(scope='module')
+def models(tmp_path_factory):
+    """(shape, weight decay) of each parameter by its path, for each model."""
+    folder = tmp_path_factory.mktemp('data')
+    (folder / 'input.txt').write_text('\n'.join(LINES))
+    found = {}
+    for spec, changes in MODELS:
+        needed = next((fields for name, fields in NEEDED.items() if name in spec), ())
+        config = configs.load(spec, [*changes.items(), *((f'data.{name}', str(folder)) for name in needed)])
+        params = tasks.task_of(config).outline(None, False).params
+        leaves, decays = jax.tree_util.tree_flatten_with_path(params)[0], jax.tree.leaves(optimizer.decayed(params))
+        found[spec, *changes.items()] = {
+            checksum.path(keys): (leaf.shape, decay) for (keys, leaf), decay in zip(leaves, decays, strict=True)
+        }
+    return found
+
+
+def test_each_parameter_has_one_row_and_each_row_a_parameter(models):
+    *rows, vectors = parameters.TABLE
+    used = set()
+    for path in {path for model in models.values() for path in model}:
+        fitting = [row for row in rows if re.fullmatch(f'(.*/)?({row.pattern})', path)]
+        assert len(fitting) <= 1, path
+        assert parameters.find(path) == (fitting or [vectors])[0], path
+        used.add(parameters.find(path))
+    assert used == set(parameters.TABLE)
+
+
+def test_every_matrix_is_decayed_and_divided(models):
+    for model in models.values():
+        for path, (shape, decay) in model.items():
+            assert decay == path.endswith(('kernel', 'embedding', 'table', 'attend/vector')), path
+            assert decay == (len(shape) - parameters.is_stacked(path) > 1 and not path.endswith('bias')), path
+            even = sharding.divided(path, tuple(8 * size for size in shape), {'fsdp': 2, 'tensor': 2, 'expert': 2})
+            if path.endswith(('kernel', 'embedding', 'table')) and 'relative_bias' not in path:
+                assert 'fsdp' in even, path
+
+
+def test_a_parameter_outside_of_the_table_is_decayed_if_it_is_a_matrix():
+    assert [parameters.is_decayed('mine/weights', ndim) for ndim in (0, 1, 2, 3)] == [False, False, True, True]
+    assert not parameters.is_decayed('blocks/mine/weights', 2)  # a scan's stack of vectors
+
+
+def test_the_block_of_a_parameter():
+    paths = ('stack/block_3/mlp/up/kernel', 'stage_1_block_0_first/kernel', 'stack/blocks/mlp/up/kernel', 'head/bias')
+    assert [parameters.block(path) for path in paths] == [(0, 3), (1, 0), None, None]
+    assert [parameters.is_stacked(path) for path in paths] == [False, False, True, False]
+    assert parameters.is_behind_blocks('head/bias') and not parameters.is_behind_blocks('embedding/embedding')
