@@ -14,12 +14,37 @@ from attnlab import cli
 from attnlab.errors import Stopped, UserError
 
 SCORES = {'bleu': 12.5, 'bleu_signature': 'nrefs:1', 'sentences': 7, 'parameters': 1234, 'step': 9}
+TASK = """
+from dataclasses import dataclass
+from attnlab.configs import Section, field
+
+@dataclass(frozen=True, kw_only=True)
+class Nested(Section):
+    bias: bool = field(True, 'a field of a section in a section')
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Section):
+    layers: int = field(2, 'layers')
+    shape: tuple[int, ...] = field((8, 8), 'sizes')
+    dropout: float = field(0.1, 'rate')
+    nested: Nested = field(Nested(), 'section')
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Section):
+    task: str = field('cli_task:Task', 'task')
+    lr: float = field(0.1, 'rate')
+    name: str = field('', 'name')
+    model: Model = field(Model(), 'model')
+
+class Task:
+    Config = Config
+"""
 EXPERIMENT = """
-from ml_collections import ConfigDict, config_dict
+from attnlab.configs import config_dict
+from cli_task import Config
 
 def get_config(arg=''):
-    model = dict(layers=2, shape=(8, 8), dropout=0.1, pool=config_dict.placeholder(str), nested=dict(bias=True))
-    return ConfigDict(dict(lr=0.1, name=arg, model=model))
+    return config_dict(Config(name=arg))
 """
 Scores = make_dataclass('Scores', ['aer', 'precision', 'recall'])
 
@@ -28,6 +53,9 @@ Scores = make_dataclass('Scores', ['aer', 'precision', 'recall'])
 def folder(tmp_path, monkeypatch):
     """A working folder with an experiment and a run."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'path', [*sys.path])
+    monkeypatch.delitem(sys.modules, 'cli_task', raising=False)
+    Path('cli_task.py').write_text(TASK)
     Path('e.py').write_text(EXPERIMENT)
     Path('file').write_text('x')
     Path('gone').symlink_to('nowhere')

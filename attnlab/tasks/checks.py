@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from attnlab.configs import Section
+from attnlab.configs import ImageFiles, PairFiles, Section, TextFile
 from attnlab.errors import UserError
 
 _INITIALISED: set[Section] = set()
@@ -25,8 +25,11 @@ def check_init(model: Section, init: Callable[[jax.Array], Any]) -> None:
     _INITIALISED.add(model)
 
 
-def check_paths(data: Section, *names: str) -> None:
-    """Raise UserError if a path that training reads is empty; `attnlab count` needs none."""
-    for name in names:
+_PATHS = {PairFiles: ('train', 'valid', 'test'), TextFile: ('path',), ImageFiles: ('train', 'test')}
+
+
+def check_paths(data: Section) -> None:
+    """Raise UserError if a path that training reads is empty; the fields have no default, and `count` needs none."""
+    for name in _PATHS.get(type(data), ()):
         if not getattr(data, name):
             raise UserError(f'data.{name} is empty; expected a path: --config.data.{name}=FILE')

@@ -204,12 +204,12 @@ def test_the_model_without_attention_translates_and_scores(tmp_path, capsys):
 
 
 BAD = [
-    ('model.cell=gruu', "model.cell is 'gruu'; expected one of gru, lstm"),
+    ('model.cell=gruu', "model.cell is 'gruu'; expected 'gru' or 'lstm'"),
     ('model.attention=bahdanau', 'model.attention'),
     ('model.hidden=0', 'model.hidden is 0'),
     ('model.dropout=1.0', 'model.dropout is 1.0'),
     ('data.name=gramar', "data.name is 'gramar'"),
-    ('data.vocabulary=word', "data.vocabulary is 'word'; expected one of words, subwords"),
+    ('data.vocabulary=word', "data.vocabulary is 'word'; expected 'words' or 'subwords'"),
     ('data.vocabulary_size=3', 'data.vocabulary_size is 3'),
     ('data.widths=20,12', 'data.widths is (20, 12)'),
     ('data.train_examples=0', 'data.train_examples is 0'),

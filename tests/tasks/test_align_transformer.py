@@ -131,9 +131,6 @@ def test_the_alignment_is_read_off_another_layer_when_told_to(translating, capsy
     ({'decode__beams': 0}, 'decode.beams is 0; expected 1'),
     ({'decode__length_penalty': -1.0}, 'decode.length_penalty is -1.0; expected 0 or more'),
     ({'optimizer__b2': 1.0}, 'optimizer.b2 is 1.0'),
-    ({'model__name': 'recurrent'}, "model.name is 'recurrent', which asks for model.cell; the config has no"),
-    ({'data__name': 'files'}, "data.name is 'files', which asks for data.languages; the config has no"),
-    ({'data__name': 'multi30k'}, "data.name is 'multi30k', which asks for data.folder; the config has no"),
     ({'seed': 2**64}, 'seed is 18446744073709551616; expected 0 to 4294967295'),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, changes, message):

@@ -1,6 +1,5 @@
 """Alignments of a run's own translations: samples for its page, pictures, text for a terminal."""
 
-import json
 import os
 import shutil
 import sys
@@ -99,11 +98,6 @@ def samples(
         return found | {'rows': rows, 'columns': columns, 'weights': weights.round(4).tolist()}
 
     return [sample(i) for i in chosen]
-
-
-def write_samples(path: Path, samples: Sequence[dict[str, Any]]) -> None:
-    """Write what `samples` made as JSON."""
-    path.write_text(json.dumps(samples, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
 def _has_weights(translation: Translation) -> bool:

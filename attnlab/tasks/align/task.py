@@ -1,7 +1,8 @@
 """The task of translation with alignment."""
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import files
-from attnlab.configs import AlignConfig, GrammarPairs, PairFiles, RunConfig, TranslatorConfig
+from attnlab.configs import AlignConfig, GrammarPairs, RunConfig, TranslatorConfig
 from attnlab.data import batches
 from attnlab.data.alignments import Link, write_links
 from attnlab.data.pairs import Pairs
@@ -24,7 +25,7 @@ from attnlab.tasks import blocks, head_grid
 from attnlab.tasks.align import alignment, corpus, pictures, scores
 from attnlab.tasks.align.translator import Translation, Translator, shift
 from attnlab.tasks.checks import check_init, check_paths
-from attnlab.tasks.task import Outline, Params, perplexity
+from attnlab.tasks.task import Batch, Outline, Params, perplexity
 
 READINGS = {'emit': 0, 'shifted': 1}
 """How the alignment is read: at the step that emits a word, and one later (see `alignment.links`)."""
@@ -42,8 +43,7 @@ class AlignTask:
     workdir: Path | None = None
 
     def check(self) -> None:
-        if isinstance(self.config.data, PairFiles):
-            check_paths(self.config.data, 'train', 'valid', 'test')
+        check_paths(self.config.data)
         self._check_model()
 
     def _check_model(self) -> None:
@@ -91,7 +91,7 @@ class AlignTask:
         return len(self._encoded[0].source)
 
     @cached_property
-    def _draw(self):
+    def _draw(self) -> Callable[[int], batches.Rows]:
         lengths = np.array([max(len(a), len(b)) for a, b in zip(*self._encoded[0], strict=True)])
         config = self.config
         return batches.shuffled(lengths, config.data.widths, config.train.batch_size, config.seed)
@@ -120,7 +120,7 @@ class AlignTask:
     def init(self, rng: jax.Array) -> Params:
         return self.model.init(rng)
 
-    def loss(self, params: Params, batch: Any, rng: jax.Array) -> Sums:
+    def loss(self, params: Params, batch: Batch, rng: jax.Array) -> Sums:
         logits, aux = self.model.forward(params, batch['source'], shift(batch['target']), rng)
         sums = cross_entropy(logits, batch['target'], self.config.train.label_smoothing, PAD)
         return blocks.with_expert_losses(self.config.model, sums, aux)
@@ -166,7 +166,8 @@ class AlignTask:
                 folder.mkdir(exist_ok=True)
                 if links:
                     write_links(folder / f'{split}.links', links['shifted' if at else 'emit'])
-                pictures.write_samples(folder / f'{split}.json', shown)
+                text = json.dumps(shown, ensure_ascii=False) + '\n'
+                (folder / f'{split}.json').write_text(text, encoding='utf-8')
         return found
 
     def _decoded(self, translations: Sequence[Translation]) -> list[str]:

@@ -19,12 +19,6 @@ Data = ShakespeareData | TextFile | GrammarText
 SPLITS = ('train', 'valid')
 
 
-def check(data: Data) -> None:
-    """Raise UserError if the path of a text file is empty."""
-    if isinstance(data, TextFile):
-        check_paths(data, 'path')
-
-
 def read(data: Data, split: str, seed: int) -> list[Text]:
     """The texts of a split: one, or its documents where it has them."""
     if split not in SPLITS:
@@ -74,5 +68,5 @@ def vocabulary_size(data: Data, seed: int) -> int:
         case 'bytes':
             return tokens.Bytes(bool(data.documents)).size
         case 'characters':
-            check(data)
+            check_paths(data)
             return build_vocabulary(data, read(data, 'train', seed)).size

@@ -1,7 +1,7 @@
 """The task of language modelling."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +22,9 @@ from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.models.language import LanguageModel
 from attnlab.models.maps import apply_with_maps
 from attnlab.tasks import blocks, head_grid
-from attnlab.tasks.checks import check_init
+from attnlab.tasks.checks import check_init, check_paths
 from attnlab.tasks.language import corpus, writer
-from attnlab.tasks.task import Outline, Params, perplexity
+from attnlab.tasks.task import Batch, Outline, Params, perplexity
 
 EVALUATION_TOKENS = 8192
 """About the number of tokens of a batch in evaluation."""
@@ -50,7 +50,7 @@ class LanguageTask:
     workdir: Path | None = None
 
     def check(self) -> None:
-        corpus.check(self.config.data)
+        check_paths(self.config.data)
         self._check_model()
 
     def _check_model(self) -> None:
@@ -115,7 +115,7 @@ class LanguageTask:
     def init(self, rng: jax.Array) -> Params:
         return _init(self.model)(rng)
 
-    def loss(self, params: Params, batch: Any, rng: jax.Array) -> Sums:
+    def loss(self, params: Params, batch: Batch, rng: jax.Array) -> Sums:
         logits, aux = self.model.apply(
             {'params': params}, batch['tokens'], batch.get('segments'), False, rngs={'dropout': rng}
         )
@@ -136,11 +136,11 @@ class LanguageTask:
         return {'loss': total / weight, 'perplexity': perplexity(total / weight)}
 
     @cached_property
-    def _score(self):
+    def _score(self) -> Callable[[Params, Batch], tuple[jax.Array, jax.Array]]:
         """(params, batch) -> sum of the loss, and of the weights."""
 
         @jax.jit
-        def score(params: Params, batch: Any) -> tuple[jax.Array, jax.Array]:
+        def score(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
             batch = jax.tree.map(axes.spread, batch)
             logits, _ = self.model.apply({'params': params}, batch['tokens'], batch['segments'])
             sums = cross_entropy(logits, batch['labels'], padding=IGNORE)
@@ -180,7 +180,7 @@ class LanguageTask:
             head_grid.draw(folder, maps, {kind: (pieces, pieces) for kind in maps}, layer, head)
 
 
-def _init(model: LanguageModel):
+def _init(model: LanguageModel) -> Callable[[jax.Array], Params]:
     return lambda rng: model.init(rng, jnp.zeros((1, 2), jnp.int32))['params']
 
 

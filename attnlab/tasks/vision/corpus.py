@@ -14,7 +14,6 @@ from attnlab.data.augment import Augment
 from attnlab.data.images import SPLITS, Images
 from attnlab.errors import UserError
 from attnlab.files import at_home
-from attnlab.tasks.checks import check_paths
 
 Data = Cifar10Data | Cifar100Data | DigitsData | ImageFiles
 
@@ -28,12 +27,6 @@ class Scale(NamedTuple):
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     names: tuple[str, ...]
-
-
-def check(data: Data) -> None:
-    """Raise UserError if the path of a file of images is empty."""
-    if isinstance(data, ImageFiles):
-        check_paths(data, 'train', 'test')
 
 
 def shape(data: Data) -> tuple[int, int, int]:

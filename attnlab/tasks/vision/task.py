@@ -1,7 +1,7 @@
 """The task of image classification."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,8 @@ from attnlab.kernels.losses import Sums, cross_entropy
 from attnlab.kernels.patches import resized_grid
 from attnlab.models.image import ImageModel, image_model
 from attnlab.tasks import blocks, head_grid
-from attnlab.tasks.checks import check_init
-from attnlab.tasks.task import Outline, Params
+from attnlab.tasks.checks import check_init, check_paths
+from attnlab.tasks.task import Batch, Outline, Params
 from attnlab.tasks.vision import corpus, pictures, scores
 from attnlab.tasks.vision.scaling import prepared
 
@@ -43,7 +43,7 @@ class VisionTask:
     workdir: Path | None = None
 
     def check(self) -> None:
-        corpus.check(self.config.data)
+        check_paths(self.config.data)
         self._check_model()
 
     def _check_model(self) -> None:
@@ -82,7 +82,7 @@ class VisionTask:
         return len(self._splits[0].labels)
 
     @cached_property
-    def _draw(self):
+    def _draw(self) -> Callable[[int, slice], dict[str, np.ndarray]]:
         config = self.config
         return corpus.batch_of(config.data, self._splits[0], config.train.batch_size, config.seed)
 
@@ -102,7 +102,7 @@ class VisionTask:
     def init(self, rng: jax.Array) -> Params:
         return self.model.init(rng)
 
-    def loss(self, params: Params, batch: Any, rng: jax.Array) -> Sums:
+    def loss(self, params: Params, batch: Batch, rng: jax.Array) -> Sums:
         images = prepared(batch['images'], self.scale, self.model.size)
         logits, aux = self.model.forward(params, images, rng)
         first, second = (
@@ -129,7 +129,7 @@ class VisionTask:
     # Scores
 
     @cached_property
-    def _softmax(self):
+    def _softmax(self) -> Callable[[Params, np.ndarray], jax.Array]:
         """(params, pixels [B, H, W, C]) -> probabilities [B, classes]."""
 
         @jax.jit
