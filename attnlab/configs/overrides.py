@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from attnlab.configs.fields import Field, Section, checked, fields_of, named, nearest_key, present
+from attnlab.configs.fields import Field, Section, checked, fields_of, listed, named, nearest_key, present
 from attnlab.errors import UserError
 
 
@@ -20,35 +20,40 @@ def override(cls: type[Section], config: ConfigDict, key: str, value: Any) -> No
     Raises UserError for a key that is no field, and for a value of another type or out of bounds.
     """
     section: Any = config
-    names: tuple[str, ...] = ()  # that the section may have
+    within: Field | None = None  # the field that holds the section
     *path, name = key.split('.')
     for depth, part in enumerate(path):
-        field = _field(cls, part, key, config)
+        field = _field(cls, part, key, config, within)
         above = '.'.join([*path[:depth], ''])
         if not field.sections:
             kind = type(section[part]).__name__
             raise UserError(f'config.{above}{part} is a {kind}, not a section: there is no config.{key}')
-        section = section[part]
+        section, within = section[part], field
         cls = named(field, section, above)
-        names = tuple(field.by_name) if len(field.sections) > 1 else ()
-    field = _field(cls, name, key, config)
+    field = _field(cls, name, key, config, within)
     if field.sections:
         fields = ', '.join(f'config.{key}.{inner}' for inner in section[name])
         raise UserError(f'config.{key} is a section, set one of its fields: {fields}')
     if isinstance(value, str):
         value = _parsed(key, value, field.kind)
-    if name == 'name' and names:
-        field = field._replace(kind=Literal[names])
+    if name == 'name' and within and len(within.sections) > 1:
+        field = field._replace(kind=Literal[tuple(within.by_name)])
     value = checked(field, value, key.removesuffix(name), load_choices=False)
     with section.ignore_type():  # a float may stand where the file has an int
         section[name] = value
 
 
-def _field(cls: type[Section], name: str, key: str, config: ConfigDict) -> Field:
+def _field(cls: type[Section], name: str, key: str, config: ConfigDict, within: Field | None) -> Field:
     """The field of that name, a part of a dotted key."""
     for field in fields_of(cls):
         if field.name == name:
             return field
+    by_name = within.by_name if within and len(within.sections) > 1 else {}
+    others = [other for other, one in by_name.items() if name in {field.name for field in fields_of(one)}]
+    if others:
+        own = next(other for other, one in by_name.items() if one is cls)
+        path = key.removesuffix(f'.{name}')
+        raise UserError(f'config.{key} is a field of {path}.name {listed(others)}; {path}.name is {own!r}')
     raise UserError(f'there is no config.{key}{nearest_key(key, list(present(config)))}')
 
 

@@ -152,3 +152,14 @@ def test_another_name_brings_its_fields(experiment):
     spec = 'experiments/language/shakespeare_char.py'
     config = configs.load(spec, [('data.path', 'x.txt'), ('data.name', 'file')])
     assert config.data.name == 'file' and config.data.path == 'x.txt' and config.data.share == 0.9
+
+
+def test_a_field_of_another_name_is_refused_as_such(error):
+    spec = 'experiments/align/grammar_gru.py'
+    assert error(spec, ('data.folder', 'x')) == (
+        "config.data.folder is a field of data.name 'multi30k'; data.name is 'grammar'"
+    )
+    assert error(spec, ('model.layers', '3')) == (
+        "config.model.layers is a field of model.name 'transformer'; model.name is 'recurrent'"
+    )
+    assert error(spec, ('data.name', 'multi30k'), ('data.train_examples', '5')).endswith("data.name is 'multi30k'")

@@ -1,0 +1,58 @@
+"""A run of an earlier version: its config.json lacks fields that came later, and it is used as before."""
+
+import json
+import logging
+import shutil
+
+import pytest
+
+from attnlab import configs
+from attnlab.errors import UserError
+from attnlab.train import run
+from tests.experiments import leaves
+
+IDENTITY = ('task', 'data.name', 'model.name')  # which fields there are depends on them, so they have no default
+
+
+def without(key, text):
+    """The text of a config.json with a field taken away."""
+    config = json.loads(text)
+    *path, name = key.split('.')
+    section = config
+    for part in path:
+        section = section[part]
+    del section[name]
+    return json.dumps(config)
+
+
+@pytest.mark.parametrize('fixture', ['tiny', 'translating', 'stream'])
+def test_each_field_in_turn_may_be_missing(fixture, tmp_path, request, caplog):
+    """The field has its default. Where that is what the run had, it is the same run; else the change is named."""
+    workdir = request.getfixturevalue(fixture)
+    text = (workdir / 'config.json').read_text('utf-8')
+    whole, same = run.task_in(workdir).config, 0
+    shutil.copytree(workdir, tmp_path / 'run')
+    for key in leaves(configs.read(workdir / 'config.json')):
+        (tmp_path / 'run' / 'config.json').write_text(without(key, text))
+        caplog.clear()
+        if key in IDENTITY and not (fixture == 'stream' and key == 'model.name'):
+            with pytest.raises(UserError, match=key):
+                run.task_in(tmp_path / 'run')
+            continue
+        with caplog.at_level(logging.WARNING):
+            found = run.task_in(tmp_path / 'run').config
+        assert f'{key} = ' in caplog.text
+        same += found == whole
+    assert same > 10
+
+
+def test_it_evaluates_and_continues(translating, tmp_path):
+    shutil.copytree(translating, tmp_path / 'run')
+    before = run.evaluate(tmp_path / 'run', 'test')
+    text = (translating / 'config.json').read_text('utf-8')
+    for key in ('model.sinks', 'train.ema', 'optimizer.layer_decay', 'start', 'decode.beams'):
+        text = without(key, text)
+    (tmp_path / 'run' / 'config.json').write_text(text)
+    assert run.evaluate(tmp_path / 'run', 'test') == before
+    config = configs.read(translating / 'config.json')
+    run.train(config, tmp_path / 'run')  # accepted as the same run
