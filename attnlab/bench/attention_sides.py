@@ -13,7 +13,7 @@ import numpy as np
 from attnlab.kernels.attention import dot_product_attention
 from attnlab.kernels.call import Call
 from attnlab.kernels.implementations import IMPLEMENTATIONS, fastest
-from attnlab.kernels.masks import Visibility
+from attnlab.kernels.masks import Mask
 
 
 class Problem(NamedTuple):
@@ -48,7 +48,7 @@ def peers() -> list[str]:
 def served(problem: Problem) -> tuple[str, ...]:
     """Our implementations that serve the call, the one that `implementation=None` takes first."""
     array: Any = jax.ShapeDtypeStruct(problem.shape, jnp.float32)
-    order = fastest(Call(array, array, array, Visibility(is_causal=problem.causal), 1.0), jax.default_backend())
+    order = fastest(Call(array, array, array, Mask(is_causal=problem.causal), 1.0), jax.default_backend())
     names = []
     for name in dict.fromkeys([*order, *IMPLEMENTATIONS]):
         try:

@@ -19,7 +19,7 @@ from attnlab.kernels.call import (
     with_automatic_axes,
 )
 from attnlab.kernels.implementations import ALIASES, IMPLEMENTATIONS, fastest, kernel
-from attnlab.kernels.masks import Host, MaskArguments, Visibility, from_arguments
+from attnlab.kernels.masks import Host, Mask, MaskArguments, from_arguments
 from attnlab.kernels.norms import l2_norm, rms_norm
 
 
@@ -28,7 +28,7 @@ def dot_product_attention(
     key: Float[Host, '*B S K H'],
     value: Float[Host, '*B S K Hv'],
     bias: Float[Host, '... #N #T #S'] | None = None,
-    mask: Bool[Host, '... #N #T #S'] | Visibility | None = None,
+    mask: Bool[Host, '... #N #T #S'] | Mask | None = None,
     *,
     scale: Number | Float[Host, ''] | None = None,
     logits_soft_cap: Number | None = None,
@@ -91,7 +91,7 @@ def dot_product_attention(
     unbatched = query.ndim == key.ndim == value.ndim == 3
     if unbatched:
         query, key, value = query[None], key[None], value[None]
-    mask = mask if isinstance(mask, Visibility) else _pairs(mask, unbatched)
+    mask = mask if isinstance(mask, Mask) else _pairs(mask, unbatched)
     call = Call(
         query, key, value, from_arguments(mask, mask_arguments), scale_of(scale, query.shape[-1] if query.ndim else 1),
         _pairs(bias, unbatched), _array(sinks), _array(alibi_slopes),

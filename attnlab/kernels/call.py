@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from attnlab.kernels.masks import AXES, Visibility
+from attnlab.kernels.masks import AXES, Mask
 
 Number = float | np.number
 """What is fixed when a program is compiled, of Python or NumPy."""
@@ -23,7 +23,7 @@ class Call(NamedTuple):
     query: Float[Array, 'B T N H']
     key: Float[Array, 'B S K H']
     value: Float[Array, 'B S K Hv']
-    mask: Visibility
+    mask: Mask
     scale: float | Float[Array, '']
     bias: Float[Array, '#B #N #T #S'] | None = None
     sinks: Float[Array, ' N'] | None = None
@@ -158,7 +158,7 @@ def check(call: Call) -> None:
     check_dropout(call.dropout_rate, call.dropout_rng)
 
 
-def _check_mask(mask: Visibility, B: int, N: int, T: int, S: int) -> None:
+def _check_mask(mask: Mask, B: int, N: int, T: int, S: int) -> None:
     _check_pairs('mask', mask.mask, 'boolean', (B, N, T, S))
     sizes = {'B': B, 'T': T, 'S': S}
     for name, axes in AXES.items():

@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from attnlab.kernels import dense, sanitize
 from attnlab.kernels.call import Attended, Call, refuse
-from attnlab.kernels.masks import Visibility, as_array
+from attnlab.kernels.masks import Mask, as_array
 
 LOW = -(2.0**41)
 """Hides a key, as in JAX.  Of -inf cuDNN may make NaN where a row has nothing else, and zero times NaN is NaN."""
@@ -74,7 +74,7 @@ def _refuse(call: Call, capability: tuple[int, int]) -> None:
     ])  # fmt: skip
 
 
-def _refused_mask(mask: Visibility, in_bias: bool, T: int, S: int) -> list[tuple[str, bool, str]]:
+def _refused_mask(mask: Mask, in_bias: bool, T: int, S: int) -> list[tuple[str, bool, str]]:
     left, right = sanitize.band(mask)
     counts = mask.is_causal or mask.window is not None
     return [

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from attnlab.kernels import axes, derivatives, dropout
 from attnlab.kernels.call import Call
-from attnlab.kernels.masks import Visibility, distances
+from attnlab.kernels.masks import Mask, distances
 from attnlab.kernels.tiles import Grid, Starts, Table, Tiles
 
 
@@ -41,7 +41,7 @@ class Floats(NamedTuple):
 
 
 class Others(NamedTuple):
-    mask: Visibility
+    mask: Mask
     number: Int[Array, ' B']  # of the batch row
     words: UInt32[Array, '2'] | None  # dropout's
     begin: Starts = Starts()

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.kernels import axes
 from attnlab.kernels.call import Attended, Call, check, with_automatic_axes
-from attnlab.kernels.masks import Host, Row, Visibility, causal, length_mask, padding
+from attnlab.kernels.masks import Host, Mask, Row, causal, length_mask, padding
 
 CHUNK = 64
 """Tokens a step of the causal scan: longer ones form more pairs, shorter ones store more states for the gradient."""
@@ -47,7 +47,7 @@ def linear_attention(
       ValueError: for shapes, dtypes, names and numbers that do not fit, naming what came and what was expected.
     """
     query, key, value = map(jnp.asarray, (query, key, value))
-    mask = causal() if is_causal else Visibility()
+    mask = causal() if is_causal else Mask()
     call = Call(query, key, value, mask & padding(query_seq_lengths, key_value_seq_lengths), scale=1.0)
     check(call)
     if feature_map not in FEATURE_MAPS:

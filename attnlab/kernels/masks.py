@@ -24,7 +24,7 @@ Window = SupportsIndex | Sequence[SupportsIndex]
 
 
 @dataclasses.dataclass(frozen=True)
-class Visibility:
+class Mask:
     """The rules of one attention call; a query attends to a key where every given rule allows it.
 
     mask: boolean, True attends, broadcastable to [B, N, T, S].
@@ -53,14 +53,14 @@ class Visibility:
         for name in _FIELDS:
             object.__setattr__(self, name, _stored(name, getattr(self, name)))
 
-    def __and__(self, other: 'Visibility') -> 'Visibility':
+    def __and__(self, other: 'Mask') -> 'Mask':
         """Both rules.  Raises ValueError where each has positions or segments of its own."""
         if self.is_causal and other.is_causal and (self.prefix_lengths is None or other.prefix_lengths is None):
             # Plain causality beside a prefix spares nothing.
             self, other = self.replace(prefix_lengths=None), other.replace(prefix_lengths=None)
-        return Visibility(**{name: _merge(name, getattr(self, name), getattr(other, name)) for name in _FIELDS})
+        return Mask(**{name: _merge(name, getattr(self, name), getattr(other, name)) for name in _FIELDS})
 
-    def replace(self, **changes: Any) -> 'Visibility':
+    def replace(self, **changes: Any) -> 'Mask':
         """The same mask but for some fields."""
         return dataclasses.replace(self, **changes)
 
@@ -69,7 +69,7 @@ class Visibility:
         fields = {name: getattr(self, name) for name in _FIELDS if not name.endswith('positions')}
         return any(x is not None and x is not False for x in fields.values())
 
-    def map_arrays(self, function: Callable[[Array, str], Any]) -> 'Visibility':
+    def map_arrays(self, function: Callable[[Array, str], Any]) -> 'Mask':
         """A mask that holds `function(array, axes)` for each array; axes as in `AXES`, one letter each."""
         arrays = ((getattr(self, name), axes) for name, axes in AXES.items())
         return _unflatten(
@@ -87,16 +87,16 @@ _STATIC = ('is_causal', 'window')
 _FIELDS = (*AXES, *_STATIC)
 
 
-def _unflatten(static: tuple, arrays: Iterable[Any]) -> Visibility:
+def _unflatten(static: tuple, arrays: Iterable[Any]) -> Mask:
     """Without the checks of the constructor, because JAX puts more than arrays into a tree."""
-    mask = object.__new__(Visibility)
+    mask = object.__new__(Mask)
     for name, value in zip((*_STATIC, *AXES), (*static, *arrays), strict=True):
         object.__setattr__(mask, name, value)
     return mask
 
 
 jax.tree_util.register_pytree_with_keys(
-    Visibility,
+    Mask,
     lambda mask: (
         [(jax.tree_util.GetAttrKey(name), getattr(mask, name)) for name in AXES],
         tuple(getattr(mask, name) for name in _STATIC),
@@ -106,7 +106,7 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def _stored(name: str, x: Any) -> Any:
-    """A field of `Visibility` as it is stored; what is stored already comes back itself."""
+    """A field of `Mask` as it is stored; what is stored already comes back itself."""
     match name:
         case _ if x is None:
             return None
@@ -174,9 +174,9 @@ def _merge(name: str, one: Any, other: Any) -> Any:
             raise ValueError(f'{name} is given twice; expected it in one of the rules that are combined')
 
 
-def visibility(**fields: Any) -> Visibility:
-    """`Visibility` of fields as users give them: lists, arrays of NumPy and integers of any width."""
-    return Visibility(**{name: _stored(name, x) for name, x in fields.items()})
+def _mask(**fields: Any) -> Mask:
+    """`Mask` of fields as users give them: lists, arrays of NumPy and integers of any width."""
+    return Mask(**{name: _stored(name, x) for name, x in fields.items()})
 
 
 class MaskArguments(TypedDict, total=False):
@@ -192,43 +192,43 @@ class MaskArguments(TypedDict, total=False):
     key_segment_ids: Int[Host, '#B S'] | Row | None
 
 
-def from_arguments(mask: Host | Visibility | None, arguments: MaskArguments) -> Visibility:
+def from_arguments(mask: Host | Mask | None, arguments: MaskArguments) -> Mask:
     """The mask of an attention call.  Raises TypeError for arguments that do not exist, ValueError for bad ones."""
     if unknown := arguments.keys() - MaskArguments.__annotations__.keys():
         raise TypeError(f'unexpected keyword arguments {sorted(unknown)}; expected {[*MaskArguments.__annotations__]}')
     fields: dict[str, Any] = {**arguments}
-    rules = visibility(window=window_sides(fields.pop('local_window_size', None)), **fields)
-    return rules & (mask if isinstance(mask, Visibility) else visibility(mask=mask))
+    rules = _mask(window=window_sides(fields.pop('local_window_size', None)), **fields)
+    return rules & (mask if isinstance(mask, Mask) else _mask(mask=mask))
 
 
 def causal(
     query_positions: Int[Host, '#B T'] | Row | None = None, key_positions: Int[Host, '#B S'] | Row | None = None
-) -> Visibility:
+) -> Mask:
     """No key after the query; by row and column numbers unless positions are given."""
-    return visibility(is_causal=True, query_positions=query_positions, key_positions=key_positions)
+    return _mask(is_causal=True, query_positions=query_positions, key_positions=key_positions)
 
 
-def window(left: SupportsIndex, right: SupportsIndex) -> Visibility:
+def window(left: SupportsIndex, right: SupportsIndex) -> Mask:
     """Keys at most `left` before and `right` after the query, which is itself always inside."""
-    return visibility(window=window_sides((left, right), 'the window'))
+    return _mask(window=window_sides((left, right), 'the window'))
 
 
-def prefix(lengths: Int[Host, ' B'] | Row) -> Visibility:
+def prefix(lengths: Int[Host, ' B'] | Row) -> Mask:
     """Causal but for the first `lengths[b]` keys, which every query sees (prefix LM, Raffel et al. 2020, 3.2.1)."""
-    return visibility(is_causal=True, prefix_lengths=lengths)
+    return _mask(is_causal=True, prefix_lengths=lengths)
 
 
-def padding(queries: Int[Host, ' B'] | Row | None = None, keys: Int[Host, ' B'] | Row | None = None) -> Visibility:
+def padding(queries: Int[Host, ' B'] | Row | None = None, keys: Int[Host, ' B'] | Row | None = None) -> Mask:
     """Only the first `queries[b]` queries and `keys[b]` keys take part."""
-    return visibility(query_seq_lengths=queries, key_value_seq_lengths=keys)
+    return _mask(query_seq_lengths=queries, key_value_seq_lengths=keys)
 
 
-def segments(queries: Int[Host, '#B T'] | Row, keys: Int[Host, '#B S'] | Row | None = None) -> Visibility:
+def segments(queries: Int[Host, '#B T'] | Row, keys: Int[Host, '#B S'] | Row | None = None) -> Mask:
     """A query sees the keys of its own segment; `keys` are the same ids as `queries` if None."""
-    return visibility(query_segment_ids=queries, key_segment_ids=queries if keys is None else keys)
+    return _mask(query_segment_ids=queries, key_segment_ids=queries if keys is None else keys)
 
 
-def packed(ids: Int[Host, 'B T'] | Row) -> Visibility:
+def packed(ids: Int[Host, 'B T'] | Row) -> Mask:
     """Documents packed into rows, each causal on its own, with positions that start from 0 in each."""
     return segments(ids) & causal(*(restarting(ids),) * 2)
 
@@ -241,19 +241,19 @@ def restarting(ids: Int[Host, 'B T'] | Row) -> Int[Array, 'B T']:
     return at - jax.lax.cummax(jnp.where(starts, at, 0), axis=1)
 
 
-def positions(mask: Visibility, T: int, S: int) -> tuple[Int[Array, '#B T'], Int[Array, '#B S']]:
+def positions(mask: Mask, T: int, S: int) -> tuple[Int[Array, '#B T'], Int[Array, '#B S']]:
     """Positions of queries and keys: those of the mask, else row and column numbers."""
     queries, keys = mask.query_positions, mask.key_positions
     return jnp.arange(T)[None] if queries is None else queries, jnp.arange(S)[None] if keys is None else keys
 
 
-def distances(mask: Visibility, T: int, S: int) -> Int[Array, '#B 1 T S']:
+def distances(mask: Mask, T: int, S: int) -> Int[Array, '#B 1 T S']:
     """|query position - key position|."""
     queries, keys = positions(mask, T, S)
     return jnp.abs(queries[:, None, :, None] - keys[:, None, None, :])
 
 
-def as_array(mask: Visibility, T: int, S: int) -> Bool[Array, '#B #N #T #S'] | None:
+def as_array(mask: Mask, T: int, S: int) -> Bool[Array, '#B #N #T #S'] | None:
     """The mask as one boolean array, or None where all attend to all."""
     queries, keys = positions(mask, T, S)
     query, key = queries[:, None, :, None], keys[:, None, None, :]

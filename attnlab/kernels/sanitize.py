@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from attnlab.kernels.call import Attended, Call
-from attnlab.kernels.masks import Visibility, as_array
+from attnlab.kernels.masks import Mask, as_array
 
 FAR = 2**30
 """Farther than any key is, and still an int32 when added to one."""
@@ -83,7 +83,7 @@ def settle(output: Array, cleaned: Cleaned) -> Array:
     return jnp.where(empty, jnp.zeros_like(output), output)
 
 
-def count(mask: Visibility, marks: Bool[Array, 'B M S'], T: int) -> Int[Array, 'B M T']:
+def count(mask: Mask, marks: Bool[Array, 'B M S'], T: int) -> Int[Array, 'B M T']:
     """How many of the keys in each of M sets a query sees, by all fields but `mask`, positions and prefixes.
 
     Memory O(M (T + S)).  A query sees the keys of a range, and of those the ones in its segment: a difference of two
@@ -111,7 +111,7 @@ def _at(x: Array, indices: Int[Array, 'B L']) -> Array:
     return jnp.take_along_axis(x, indices[:, None], axis=-1)
 
 
-def _range(mask: Visibility, T: int, S: int) -> tuple[Array, Array]:
+def _range(mask: Mask, T: int, S: int) -> tuple[Array, Array]:
     """The first key of each query's range and the one after its last, [#B, T]."""
     left, right = band(mask)
     row = jnp.arange(T)[None]
@@ -127,16 +127,16 @@ def clipped(lengths: Int[Array, ' B'], size: int) -> Int[Array, ' B']:
     return jnp.clip(lengths.astype(jnp.promote_types(lengths.dtype, jnp.int32)), 0, size)
 
 
-def band(mask: Visibility) -> tuple[int, int]:
+def band(mask: Mask) -> tuple[int, int]:
     """Window and causality as one window, FAR to the sides that neither bounds."""
     left, right = mask.window or (FAR, FAR)
     return left, 0 if mask.is_causal else right
 
 
-def turned(mask: Visibility) -> Visibility:
+def turned(mask: Mask) -> Mask:
     """Keys for queries and queries for keys; by the same fields as in `count`."""
     left, right = band(mask)
-    return Visibility(
+    return Mask(
         query_seq_lengths=mask.key_value_seq_lengths, key_value_seq_lengths=mask.query_seq_lengths,
         query_segment_ids=mask.key_segment_ids, key_segment_ids=mask.query_segment_ids,
         window=(right, left),

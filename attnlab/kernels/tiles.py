@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from attnlab.kernels.masks import Visibility, as_array
+from attnlab.kernels.masks import Mask, as_array
 
 HIDDEN, PARTIAL, FULL = 0, 1, 2
 
@@ -46,7 +46,7 @@ class Tiles(NamedTuple):
     """A mask with B = 1 over a grid; i and j are the numbers of a block of queries and of a block of keys."""
 
     grid: Grid
-    mask: Visibility
+    mask: Mask
     begin: Starts = Starts()
 
     def starts(self, i: Int[Array, '*I'], j: Int[Array, '*J']) -> tuple[Int[Array, '*I'], Int[Array, '*J']]:
@@ -67,7 +67,7 @@ class Tiles(NamedTuple):
                 x = jax.lax.dynamic_slice_in_dim(x, block * size, size, axis)
         return x
 
-    def tile(self, i: Int[Array, ''], j: Int[Array, '']) -> Visibility:
+    def tile(self, i: Int[Array, ''], j: Int[Array, '']) -> Mask:
         """The mask of the tile (i, j), as if there were no other; it always has positions."""
         (row, column), grid = self.starts(i, j), self.grid
         mask = self.mask.map_arrays(lambda x, axes: self.cut(x, axes, i, j))

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from attnlab.configs.block import BlockConfig
 from attnlab.kernels import axes
 from attnlab.kernels.axes import spread
-from attnlab.kernels.masks import Visibility, window
+from attnlab.kernels.masks import Mask, window
 from attnlab.layers.experts import Experts
 from attnlab.layers.mixers import CausalConvolution, Recurrence
 from attnlab.layers.mlp import MLP
@@ -43,11 +43,11 @@ class Block(nn.Module):
     def __call__(
         self,
         x: Float[Array, 'B T D'],
-        mask: Visibility,
+        mask: Mask,
         token_mask: Bool[Array, 'B T'] | None,
         deterministic: bool,
         memory: Float[Array, 'B S D'] | None = None,
-        memory_mask: Visibility | None = None,
+        memory_mask: Mask | None = None,
         drop_rate: Float[Array, ''] | float = 0.0,
     ) -> tuple[Float[Array, 'B T D'], dict[str, Array]]:
         """x after the block, and `aux`: auxiliary losses and statistics of its experts, {} without experts.
@@ -94,7 +94,7 @@ class Block(nn.Module):
             x = block_input + jnp.where(stays, (x - block_input) / (1.0 - drop_rate), 0.0).astype(x.dtype)
         return spread(x), aux
 
-    def _mixer(self) -> Callable[[Array, Visibility, Array | None, bool], Array]:
+    def _mixer(self) -> Callable[[Array, Mask, Array | None, bool], Array]:
         """The layer that mixes tokens, as a function of (x, mask, token_mask, deterministic)."""
         config = self.config
         match config.mixer:
@@ -109,7 +109,7 @@ class Block(nn.Module):
                 layer = Recurrence(kind, self.cache_length > 0, name='recurrence')
         return lambda x, mask, token_mask, deterministic: layer(x, mask.query_segment_ids, token_mask)
 
-    def _attend(self, x: Array, mask: Visibility, token_mask: Array | None, deterministic: bool) -> Array:
+    def _attend(self, x: Array, mask: Mask, token_mask: Array | None, deterministic: bool) -> Array:
         config = self.config
         if config.window:
             mask = mask & window(config.window, 0)
@@ -180,11 +180,11 @@ class Stack(nn.Module):
     def __call__(
         self,
         x: Float[Array, 'B T D'],
-        mask: Visibility,
+        mask: Mask,
         token_mask: Bool[Array, 'B T'] | None = None,
         deterministic: bool = True,
         memory: Float[Array, 'B S D'] | None = None,
-        memory_mask: Visibility | None = None,
+        memory_mask: Mask | None = None,
     ) -> tuple[Float[Array, 'B T D'], dict[str, Array]]:
         """x after all blocks, and `aux` of each, [L]."""
         block, x = self._remat(Block), spread(x)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attnlab.kernels.attention import dot_product_attention
 from attnlab.kernels.call import check_rate
-from attnlab.kernels.masks import Visibility, integers
+from attnlab.kernels.masks import Mask, integers
 from attnlab.kernels.norms import l2_norm, rms_norm
 from attnlab.layers.positions import NoPositions, PositionEncoding
 
@@ -80,7 +80,7 @@ class MultiHeadAttention(nn.Module):
         queries: Float[Host, '*B T D'],
         keys: Float[Host, '*B S C'] | None = None,
         *,
-        mask: Bool[Host, '... #N #T #S'] | Visibility | None = None,
+        mask: Bool[Host, '... #N #T #S'] | Mask | None = None,
         bias: Float[Host, '... #N #T #S'] | None = None,
         positions: Int[Host, '#B T'] | None = None,
         deterministic: bool = True,
@@ -129,7 +129,7 @@ class MultiHeadAttention(nn.Module):
         else:
             key, value = project(queries, there)
         if bias is None:
-            bidirectional = not (isinstance(mask, Visibility) and mask.is_causal)
+            bidirectional = not (isinstance(mask, Mask) and mask.is_causal)
             bias = self.encoding.bias(N, (query.shape[1], key.shape[1]), (here, there), bidirectional)
         rate = _rate(self.dropout_rate, deterministic)
         # Without the stream flax would draw from that of the parameters, if there is one.
@@ -289,11 +289,11 @@ def _one_batch_axis(name: str, x: Host | None, lead: tuple[int, ...]) -> Array |
     return x.reshape(math.prod(x.shape[: len(lead)]), *pairs)
 
 
-def _positions(mask: Host | Visibility | None, positions: Host | None) -> tuple[Host | None, Host | None]:
+def _positions(mask: Host | Mask | None, positions: Host | None) -> tuple[Host | None, Host | None]:
     """Where queries and keys stand, as given or as the rules say; None for their row and column numbers."""
     if positions is not None:
         return positions, positions
-    return (mask.query_positions, mask.key_positions) if isinstance(mask, Visibility) else (None, None)
+    return (mask.query_positions, mask.key_positions) if isinstance(mask, Mask) else (None, None)
 
 
 def _rate(rate: float, deterministic: bool) -> float:

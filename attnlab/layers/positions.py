@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from attnlab.configs.block import BlockConfig, TextConfig
-from attnlab.kernels.masks import Visibility, causal
+from attnlab.kernels.masks import Mask, causal
 from attnlab.kernels.positions import alibi_slopes, relative_buckets, sinusoidal, sinusoidal_2d
 from attnlab.kernels.rotary import Layout, Scaling, rotary, rotary_2d
 
@@ -287,7 +287,7 @@ class Past(nn.Module):
     cache_length: int
 
     @nn.compact
-    def __call__(self, token_mask: Bool[Array, 'B T']) -> Visibility:
+    def __call__(self, token_mask: Bool[Array, 'B T']) -> Mask:
         """A causal mask from the positions of real tokens (-1 for padding) to the slots of the cache."""
         length = self.variable('cache', 'length', jnp.zeros, token_mask.shape[:1], jnp.int32)
         after = length.value[:, None] + jnp.cumsum(token_mask, axis=1, dtype=jnp.int32)

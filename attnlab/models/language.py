@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.configs.language import LanguageModelConfig
-from attnlab.kernels.masks import Visibility, causal, packed
+from attnlab.kernels.masks import Mask, causal, packed
 from attnlab.layers.block import Stack, dtype_of
 from attnlab.layers.positions import AddedPositions, Past, PositionEncoding, position_encoding
 
@@ -75,7 +75,7 @@ class LanguageModel(nn.Module):
             logits = self.output(x)
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
-    def _mask(self, tokens: Array, segments: Array | None) -> tuple[Visibility, Bool[Array, 'B T'] | None]:
+    def _mask(self, tokens: Array, segments: Array | None) -> tuple[Mask, Bool[Array, 'B T'] | None]:
         """The mask of attention, and the mask of real tokens (None: all are)."""
         token_mask = None if segments is None else segments != 0
         if self.cache_length:

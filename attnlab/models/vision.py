@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.configs.vision import VitConfig
-from attnlab.kernels.masks import Visibility
+from attnlab.kernels.masks import Mask
 from attnlab.kernels.patches import grid_of
 from attnlab.layers.block import Stack, dtype_of
 from attnlab.layers.patches import (
@@ -64,7 +64,7 @@ class VisionTransformer(nn.Module):
             raise ValueError(f'images have height and width {images.shape[1:3]}; expected {config.image}')
         x = self._placed(self._tokens(images))
         x = nn.Dropout(config.dropout)(x, deterministic=deterministic)
-        x, aux = Stack(config, self.encoding, name='stack')(x, Visibility(), None, deterministic)
+        x, aux = Stack(config, self.encoding, name='stack')(x, Mask(), None, deterministic)
         start = nn.initializers.normal(config.init or 0.02)
         logits = nn.Dense(self.classes, dtype=dtype_of(config), kernel_init=start, name='head')(self._pooled(x))
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), aux

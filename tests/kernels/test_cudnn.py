@@ -46,7 +46,7 @@ REFUSED = {
     'block_sizes': {'block_sizes': (64, 64)},
     'return_weights': {'return_weights': True},
     'return_residual': {'return_residual': True},
-    'prefix_lengths': {'mask': cudnn.Visibility(prefix_lengths=jnp.ones(1, int), is_causal=True)},
+    'prefix_lengths': {'mask': cudnn.Mask(prefix_lengths=jnp.ones(1, int), is_causal=True)},
     'query_segment_ids': {'query_segment_ids': IDS, 'key_segment_ids': IDS},
     'query_positions': {'query_positions': PLACES, 'is_causal': True},
     'key_positions': {'key_positions': PLACES, 'local_window_size': 1},
@@ -98,7 +98,7 @@ def test_a_list_is_tried_in_order_and_fails_with_every_reason():
 
 
 def test_each_platform_has_its_own_first(hopper):
-    call = cudnn.Call(*HALF.values(), cudnn.Visibility(), 1.0)
+    call = cudnn.Call(*HALF.values(), cudnn.Mask(), 1.0)
     assert [fastest(call, platform)[0] for platform in ('cpu', 'gpu')] == ['dense', 'cudnn']
     assert all({'dense', 'blockwise'} <= {*fastest(call, platform)} for platform in ('cpu', 'gpu', 'tpu'))
 

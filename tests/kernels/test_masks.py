@@ -1,4 +1,4 @@
-"""Visibility as an array, against the oracle's definition of who sees whom."""
+"""Mask as an array, against the oracle's definition of who sees whom."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ import pytest
 
 from attnlab import additive_attention, dot_product_attention
 from attnlab.kernels.masks import (
-    Visibility,
+    Mask,
     as_array,
     causal,
     length_mask,
@@ -33,7 +33,7 @@ def test_every_rule_given_must_allow(seed):
     window = kwargs.pop('local_window_size', None)
     window = (window, window) if isinstance(window, int) else window
     given = {name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in kwargs.items()}
-    array = as_array(Visibility(**given, window=window), T, S)
+    array = as_array(Mask(**given, window=window), T, S)
     if array is None:
         assert all(expected)
     else:
@@ -41,14 +41,14 @@ def test_every_rule_given_must_allow(seed):
 
 
 NEEDED = {
-    'nothing': (Visibility(), None),
-    'positions': (Visibility(query_positions=jnp.zeros((2, 3), int)), None),
-    'mask': (Visibility(mask=jnp.ones((1, 4, 1, 5), bool)), (1, 4, 1, 5)),
-    'lengths of queries': (Visibility(query_seq_lengths=jnp.array([1, 2])), (2, 1, 3, 1)),
-    'lengths of keys': (Visibility(key_value_seq_lengths=jnp.array([1, 2])), (2, 1, 1, 5)),
-    'causality': (Visibility(is_causal=True), (1, 1, 3, 5)),
-    'a window': (Visibility(window=(1, 1)), (1, 1, 3, 5)),
-    'segments': (Visibility(query_segment_ids=jnp.zeros((2, 3), int), key_segment_ids=jnp.zeros((1, 5), int)),
+    'nothing': (Mask(), None),
+    'positions': (Mask(query_positions=jnp.zeros((2, 3), int)), None),
+    'mask': (Mask(mask=jnp.ones((1, 4, 1, 5), bool)), (1, 4, 1, 5)),
+    'lengths of queries': (Mask(query_seq_lengths=jnp.array([1, 2])), (2, 1, 3, 1)),
+    'lengths of keys': (Mask(key_value_seq_lengths=jnp.array([1, 2])), (2, 1, 1, 5)),
+    'causality': (Mask(is_causal=True), (1, 1, 3, 5)),
+    'a window': (Mask(window=(1, 1)), (1, 1, 3, 5)),
+    'segments': (Mask(query_segment_ids=jnp.zeros((2, 3), int), key_segment_ids=jnp.zeros((1, 5), int)),
                  (2, 1, 3, 5)),
 }  # fmt: skip
 
@@ -81,8 +81,8 @@ RULES = {
     'lengths': padding(jnp.array([3, 5]), jnp.array([4, 2])),
     'other lengths': padding(keys=jnp.array([1, 5])),
     'segments': segments(IDS),
-    'mask': Visibility(MASK),
-    'other mask': Visibility(MASK[:1].swapaxes(2, 3)),
+    'mask': Mask(MASK),
+    'other mask': Mask(MASK[:1].swapaxes(2, 3)),
 }
 PLACED = {'causal', 'window', 'narrower window', 'prefix', 'longer prefix'}  # what positions would change
 
@@ -95,7 +95,7 @@ def test_rules_combined_allow_what_each_allows(first):
             continue  # positions say for both where tokens stand
         both = whole(RULES[first] & RULES[second])
         np.testing.assert_array_equal(both, whole(RULES[first]) & whole(RULES[second]), err_msg=second)
-    for alone in (RULES[first] & Visibility(), Visibility() & RULES[first]):
+    for alone in (RULES[first] & Mask(), Mask() & RULES[first]):
         jax.tree.map(np.testing.assert_array_equal, alone, RULES[first])
 
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_both_is_refused():
         window(1, -1)
     with pytest.raises(ValueError, match='prefix_lengths spares keys from causality; expected is_causal'):
         x = jnp.ones((2, 5, 1, 1))
-        dot_product_attention(x, x, x, mask=Visibility(prefix_lengths=jnp.array([1, 2])))
+        dot_product_attention(x, x, x, mask=Mask(prefix_lengths=jnp.array([1, 2])))
 
 
 @pytest.mark.parametrize('implementation', ['dense', 'blockwise'])

@@ -15,7 +15,7 @@ from attnlab import dot_product_attention
 from attnlab.kernels import axes, dropout, masks, ring, tiles
 from attnlab.kernels.call import Call
 from attnlab.kernels.implementations import fastest
-from attnlab.kernels.masks import Visibility
+from attnlab.kernels.masks import Mask
 from tests.kernels import calls, oracle
 from tests.kernels.combinations import spoil
 from tests.kernels.programs import OPTIONS, programs, values
@@ -170,7 +170,7 @@ def work(size, folded, T=64, blocks=(4, 2), **kwargs):
     """[devices, turns], how many tiles a device forms, and how many pairs of query and key are seen in them."""
     mesh = AbstractMesh((size,), ('sequence',))
     array = jax.ShapeDtypeStruct((1, T, 1, 1), 'float32')
-    call = Call(array, array, array, Visibility(is_causal=True, **kwargs), 1.0, block_sizes=blocks)
+    call = Call(array, array, array, Mask(is_causal=True, **kwargs), 1.0, block_sizes=blocks)
     how = ring.divided(call, mesh, 'cpu')
     assert how.folded
     how = how._replace(folded=folded)
@@ -206,7 +206,7 @@ def simple(**kwargs):
 
 
 def test_none_takes_ring_where_tokens_are_divided():
-    call = Call(*(jnp.zeros((1, 4, 1, 1)),) * 3, Visibility(), 1.0)
+    call = Call(*(jnp.zeros((1, 4, 1, 1)),) * 3, Mask(), 1.0)
     assert 'ring' not in fastest(call, 'cpu')
     with jax.set_mesh(mesh_of({'sequence': 1, 'data': 2})):
         assert 'ring' not in fastest(call, 'cpu')
@@ -301,7 +301,7 @@ def test_the_gradient_finds_the_mesh_of_its_forward():
 def test_tiles_divide_chunks(T, causal, rate, blocks, expected):
     mesh = AbstractMesh((4,), ('sequence',))
     array = jax.ShapeDtypeStruct((1, T, 1, 1), 'float32')
-    call = Call(array, array, array, Visibility(is_causal=causal), 1.0, dropout_rate=rate, block_sizes=blocks)
+    call = Call(array, array, array, Mask(is_causal=causal), 1.0, dropout_rate=rate, block_sizes=blocks)
     grid = ring.divided(call, mesh, 'cpu').plan.grid
     assert (grid.queries, grid.keys) == expected
 
@@ -310,14 +310,14 @@ def test_a_lone_row_skips_tiles_on_every_platform():
     """Several rows at once would have one branch for all: none."""
     mesh = AbstractMesh((4, 2), ('data', 'sequence'))
     array = lambda B: jax.ShapeDtypeStruct((B, 4, 1, 1), 'float32')
-    together = lambda B: ring.divided(Call(*(array(B),) * 3, Visibility(), 1.0), mesh, 'gpu').plan.together
+    together = lambda B: ring.divided(Call(*(array(B),) * 3, Mask(), 1.0), mesh, 'gpu').plan.together
     assert [together(B) for B in (1, 4, 8)] == [False, False, True]
 
 
 def test_rows_take_the_axes_that_divide_them():
     mesh = AbstractMesh((2, 2, 3, 2), ('data', 'sequence', 'fsdp', 'expert'))
     array = lambda B: jax.ShapeDtypeStruct((B, 4, 1, 1), 'float32')
-    rows = lambda B: ring.divided(Call(*(array(B),) * 3, Visibility(), 1.0), mesh, 'cpu').rows
+    rows = lambda B: ring.divided(Call(*(array(B),) * 3, Mask(), 1.0), mesh, 'cpu').rows
     assert [rows(B) for B in (1, 2, 3, 4, 6, 12)] == [
         (), ('data',), ('fsdp',), ('data', 'expert'), ('data', 'fsdp'), ('data', 'fsdp', 'expert')
     ]  # fmt: skip

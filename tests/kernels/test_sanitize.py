@@ -6,7 +6,7 @@ import pytest
 
 from attnlab.kernels import dense, sanitize
 from attnlab.kernels.call import Call
-from attnlab.kernels.masks import Visibility
+from attnlab.kernels.masks import Mask
 from tests.kernels import oracle
 
 B, T, S, N, K, H = 2, 7, 9, 4, 2, 3
@@ -28,7 +28,7 @@ RULES = {
 def both(kwargs):
     """The rules as the package takes them, and the pairs [B, T, S] as the oracle sees them."""
     arrays = {name: jnp.asarray(x) for name, x in kwargs.items() if isinstance(x, np.ndarray)}
-    rules = Visibility(window=kwargs.get('local_window_size'), is_causal=kwargs.get('is_causal', False), **arrays)
+    rules = Mask(window=kwargs.get('local_window_size'), is_causal=kwargs.get('is_causal', False), **arrays)
     return rules, np.stack([oracle.visible(b, 0, *np.ogrid[:T, :S], **kwargs) for b in range(B)])
 
 

@@ -12,7 +12,7 @@ from attnlab import dot_product_attention
 from attnlab.kernels import splash
 from attnlab.kernels.call import Call
 from attnlab.kernels.implementations import fastest
-from attnlab.kernels.masks import Visibility
+from attnlab.kernels.masks import Mask
 from tests.kernels import fused
 from tests.kernels.fused import B, N, forward, gradient, hold, inputs, shapes
 
@@ -37,7 +37,7 @@ REFUSED = {
     'dropout_rate': {'dropout_rate': 0.5, 'dropout_rng': jax.random.key(0)},
     'return_weights': {'return_weights': True},
     'return_residual': {'return_residual': True},
-    'prefix_lengths': {'mask': Visibility(prefix_lengths=jnp.ones(1, int), is_causal=True)},
+    'prefix_lengths': {'mask': Mask(prefix_lengths=jnp.ones(1, int), is_causal=True)},
     'query_positions': {'query_positions': PLACES, 'local_window_size': 1},
     'key_positions': {'key_positions': PLACES, 'is_causal': True},
     r'block_sizes: splash wants multiples of 128, not \(128, 64\)': {'block_sizes': (128, 64)},
@@ -66,7 +66,7 @@ def test_without_a_tpu_it_says_so():
 
 
 def test_it_comes_first_on_a_tpu_where_nobody_splits_it(monkeypatch):
-    call = Call(*ONES.values(), Visibility(), 1.0)
+    call = Call(*ONES.values(), Mask(), 1.0)
     assert jax.device_count() > 1 and fastest(call, 'tpu') == fastest(call, 'cpu')
     inside = []
 

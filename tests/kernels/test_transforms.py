@@ -11,7 +11,7 @@ import pytest
 from attnlab import dot_product_attention
 from attnlab.kernels.call import Call
 from attnlab.kernels.implementations import fastest
-from attnlab.kernels.masks import Visibility, padding, segments
+from attnlab.kernels.masks import Mask, padding, segments
 from tests.quick import QUICK
 
 T, S, N, K, H, DEVICES = 5, 6, 4, 2, 3, 2
@@ -87,7 +87,7 @@ def test_forward_mode_of_blockwise_is_refused_by_name(transform):
 
 def test_forward_mode_without_a_name_falls_back_to_dense():
     x = jnp.ones((1, 257, 1, 2))
-    assert fastest(Call(x, x, x, Visibility(), 1.0), 'cpu')[0] == 'blockwise'
+    assert fastest(Call(x, x, x, Mask(), 1.0), 'cpu')[0] == 'blockwise'
     _, tangent = jax.jvp(lambda v: dot_product_attention(x, x, v), (x,), (2 * x,))
     np.testing.assert_allclose(tangent, 2.0, rtol=1e-5)
 

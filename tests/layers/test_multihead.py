@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.kernels.masks import Visibility, causal, padding
+from attnlab.kernels.masks import Mask, causal, padding
 from attnlab.kernels.rotary import Linear, YaRN, frequencies
 from attnlab.layers import MultiHeadAttention, Rotary, attention_fn, multihead
 from attnlab.layers.positions import Alibi, Relative, RelativeBias
@@ -163,7 +163,7 @@ def test_initialisers_are_used():
 def test_only_distances_matter_to_rotary():
     module = OURS(head_width=4, encoding=Rotary())
     variables, where = drawn(module, QUERIES), jnp.arange(T)[None]
-    rules = lambda here, there: Visibility(query_positions=here, key_positions=there)
+    rules = lambda here, there: Mask(query_positions=here, key_positions=there)
     at = jax.jit(lambda here, there: module.apply(variables, QUERIES, mask=rules(here, there)))
     plain = at(where, where)
     near(at(where + 1000, where + 1000), plain, 1e-4, 'shifted')
