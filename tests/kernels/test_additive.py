@@ -1,4 +1,4 @@
-"""Additive attention against the oracle, and what only it has; shared rules: test_visibility.py, test_contract.py."""
+"""Additive attention against the oracle, and what only it has; shared rules: test_mask_rules.py, test_contract.py."""
 
 import jax
 import jax.numpy as jnp

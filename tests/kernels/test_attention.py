@@ -1,6 +1,6 @@
 """`dot_product_attention`, implementation `dense`: against the oracle, against JAX, and what only it has.
 
-The rules that it shares with other scores are in test_visibility.py and test_contract.py.
+The rules that it shares with other scores are in test_mask_rules.py and test_contract.py.
 """
 
 import jax
