@@ -134,8 +134,8 @@ def _names(implementation: str | Sequence[str] | None, call: Call) -> list[str]:
     names = [implementation] if isinstance(implementation, str) else list(implementation)
     for name in names:
         if name not in IMPLEMENTATIONS and name not in ALIASES:
-            known = sorted([*IMPLEMENTATIONS, *ALIASES])
-            raise ValueError(f'implementation is {name!r}; expected one of {known}, several of them, or None')
+            known = ', '.join(f'{name!r} ({each.description})' for name, each in IMPLEMENTATIONS.items())
+            raise ValueError(f'implementation is {name!r}; expected {known}, several of them, or None')
     if not names:
         raise ValueError('implementation is empty; expected at least one name, or None')
     return [ALIASES.get(name, name) for name in names]

@@ -170,7 +170,7 @@ def test_a_name_of_the_table_or_the_first_that_serves():
 
 
 ERRORS = {
-    r"implementation is 'flash'; expected one of \['blockwise'.*'xla'\], several of them, or None": {
+    r"implementation is 'flash'; expected 'ring' \(.*'dense' \(.*, several of them, or None": {
         'implementation': 'flash'
     },
     r'implementation is empty; expected at least one name': {'implementation': []},

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -118,8 +119,13 @@ def test_what_an_implementation_cannot_serve_it_refuses():
     assert all(('return_weights' in refused(name)) != IMPLEMENTATIONS[name].gives_weights for name in NAMES)
 
 
+def test_the_docs_have_a_row_for_each():
+    page = Path('docs/attention.md').read_text('utf-8')
+    assert all(f"| `'{name}'` |" in page for name in IMPLEMENTATIONS)
+
+
 def test_the_table_is_read_without_jax():
-    script = 'import sys; from attnlab.kernels.implementations import names; print(*names(), "jax" in sys.modules)'
+    script = 'import sys; from attnlab.kernels.implementations import CHOICES; print(*CHOICES, "jax" in sys.modules)'
     printed = subprocess.run([sys.executable, '-c', script], check=True, capture_output=True, text=True).stdout.split()
     assert printed == ['auto', *IMPLEMENTATIONS, *ALIASES, 'False'] and axes.TOKENS == IMPLEMENTATIONS['ring'].mesh_axis
 
