@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,6 +59,12 @@ def quickly() -> Iterator[None]:
     jax.config.update('jax_disable_most_optimizations', True)
     yield
     jax.config.update('jax_disable_most_optimizations', False)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests that would begin after the time of day that a run of limited length sets, in seconds since 1970."""
+    if (deadline := os.environ.get('ATTNLAB_TEST_DEADLINE')) and time.time() > float(deadline):
+        pytest.skip('it would begin after ATTNLAB_TEST_DEADLINE')
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
