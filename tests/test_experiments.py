@@ -1,15 +1,17 @@
 """Every experiment loads, and every field of its config is read by someone."""
 
+import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from attnlab import configs
+from attnlab.configs import fields
 from attnlab.data.images import CLASSES, LAYOUTS
 from attnlab.sweeps import points
+from attnlab.tasks import task_of
 from attnlab.train import run
 from tests.experiments import EXPERIMENTS, leaves
 from tests.tiny import TINY
@@ -87,28 +89,65 @@ def slow_if_alike(name):
     return pytest.param(name, marks=[pytest.mark.slow] if any(word in name for word in ALIKE) else [])
 
 
+def sections(config, above=''):
+    """(prefix of dotted keys, section) of a typed config and its sections."""
+    yield above, config
+    for field in fields.fields_of(type(config)):
+        if field.sections:
+            yield from sections(getattr(config, field.name), f'{above}{field.name}.')
+
+
+def record_reads(config, monkeypatch):
+    """The dotted keys that code of the package reads from now on; copies, comparisons and hashes do not count."""
+    prefixes = {id(section): above for above, section in sections(config)}
+    read = set()
+
+    def recorded(self, name):
+        caller = sys._getframe(1).f_code.co_filename
+        if id(self) in prefixes and 'attnlab' in caller and not caller.endswith('configs/fields.py'):
+            read.add(prefixes[id(self)] + name)
+        return object.__getattribute__(self, name)
+
+    monkeypatch.setattr(fields.Section, '__getattribute__', recorded)
+    return read
+
+
+NAMES = {'data.name', 'model.name'}  # read when a config gets its types
+EXPERTS = {'model.active', 'model.capacity_factor', 'model.shared_expert', 'model.load_balance', 'model.router_z'}
+DEPENDENT = [  # fields that are read if others have these values
+    ('experiments/language/shakespeare_char.py', {'model.experts': '2', 'model.positions': 'rotary'},
+     EXPERTS | {'model.rotary_base'}),
+    ('experiments/language/shakespeare_char.py', {'model.mixer': 'convolution'}, {'model.taps'}),
+    ('experiments/vision/digits.py', {'model.embedding': 'tokenizer'}, {'model.convolutions', 'model.channels'}),
+]  # fmt: skip
+
+
+def fields_and_reads(experiment, folder, monkeypatch, changes=()):
+    """The dotted keys of a config, and those that training and evaluation read."""
+    write_corpus(folder)
+    plain = configs.load(experiment, list((dict(overrides(experiment, folder)) | dict(changes)).items()))
+    config = task_of(plain).config
+    read = record_reads(config, monkeypatch)
+    run.train(config, folder / 'run')
+    task = task_of(config, folder / 'run')
+    task.evaluate(jax.jit(task.init)(jax.random.key(0)), task.default_split)
+    return set(leaves(plain)), read
+
+
 @pytest.mark.parametrize('experiment', [slow_if_alike(name) for name in EXPERIMENTS])
 def test_every_field_is_read(experiment, tmp_path, monkeypatch, quickly):
-    write_corpus(tmp_path)
-    config = configs.load(experiment, overrides(experiment, tmp_path))
-    names = {id(config): ''} | {id(config[key]): f'{key}.' for key in config if isinstance(config[key], ConfigDict)}
-    read = set()
-    real = ConfigDict.__getitem__
+    every, read = fields_and_reads(experiment, tmp_path, monkeypatch)
+    dependent = {key for _, _, keys in DEPENDENT for key in keys}
+    assert every - read <= NAMES | dependent
 
-    def recorded(self, key):
-        if id(self) in names:
-            read.add(names[id(self)] + key)
-        return real(self, key)
 
-    everything = set(leaves(config))
-    # Saving and comparing look at all fields, and use none.
-    monkeypatch.setattr(configs, 'save', lambda config, path: None)
-    monkeypatch.setattr(ConfigDict, '__getitem__', recorded)
-    kind = run.tasks.module(config)
-    run.train(config, tmp_path / 'run')
-    init = jax.jit(kind.init(config, tmp_path / 'run'))
-    kind.evaluate(config, tmp_path / 'run', init(jax.random.key(0)), kind.SPLIT)
-    assert everything - read == set()
+@pytest.mark.slow
+@pytest.mark.parametrize(('experiment', 'changes', 'keys'), DEPENDENT)
+def test_a_field_that_depends_on_others_is_read_with_them(
+    experiment, changes, keys, tmp_path, monkeypatch, quickly
+):
+    _, read = fields_and_reads(experiment, tmp_path, monkeypatch, changes)
+    assert keys <= read
 
 
 @pytest.mark.parametrize('experiment', EXPERIMENTS)

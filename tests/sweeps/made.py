@@ -2,13 +2,52 @@
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-BASE = {
-    'task': 'language', 'seed': 0, 'data': {'name': 'toy', 'shape': [2, 3], 'note': 'a "b" c', 'none': None},
-    'model': {'order': 'pre', 'layers': 2, 'tied': True, 'inner': {'empty': {}, 'rate': 0.1}},
-    'optimizer': {'learning_rate': 0.004, 'warmup': '100 steps'},
-}  # fmt: skip
+from attnlab.configs import Section, config_dict, field, tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Section):
+    shape: tuple[int, ...] = field((2, 3), 'sizes')
+    words: tuple[str, ...] = field(('x',), 'words')
+    note: str = field('a "b" c', 'note')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner(Section):
+    rate: float = field(0.1, 'rate')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Section):
+    layers: int = field(2, 'layers')
+    order: str = field('pre', 'order')
+    tied: bool = field(True, 'tied')
+    inner: Inner = field(Inner(), 'inner')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(Section):
+    learning_rate: float = field(0.004, 'rate')
+    warmup: str = field('100 steps', 'duration')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Section):
+    task: str = field('tests.sweeps.made:Task', 'task')
+    seed: int = field(0, 'seed')
+    data: Data = field(Data(), 'data')
+    model: Model = field(Model(), 'model')
+    optimizer: Optimizer = field(Optimizer(), 'optimizer')
+
+
+class Task:
+    Config = Config
+
+
+BASE = tree(config_dict(Config()))
 DIVERGED = 'step 7: the loss is nan; the newest checkpoint is from step 5. Try a lower optimizer.learning_rate'
 
 
