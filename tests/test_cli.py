@@ -12,40 +12,10 @@ import pytest
 import attnlab
 from attnlab import cli
 from attnlab.errors import Stopped, UserError
+from tests import toy
+from tests.toy import tree
 
 SCORES = {'bleu': 12.5, 'bleu_signature': 'nrefs:1', 'sentences': 7, 'parameters': 1234, 'step': 9}
-TASK = """
-from dataclasses import dataclass
-from attnlab.configs import Section, field
-
-@dataclass(frozen=True, kw_only=True)
-class Nested(Section):
-    bias: bool = field(True, 'a field of a section in a section')
-
-@dataclass(frozen=True, kw_only=True)
-class Model(Section):
-    layers: int = field(2, 'layers')
-    shape: tuple[int, ...] = field((8, 8), 'sizes')
-    dropout: float = field(0.1, 'rate')
-    nested: Nested = field(Nested(), 'section')
-
-@dataclass(frozen=True, kw_only=True)
-class Config(Section):
-    task: str = field('cli_task:Task', 'task')
-    lr: float = field(0.1, 'rate')
-    name: str = field('', 'name')
-    model: Model = field(Model(), 'model')
-
-class Task:
-    Config = Config
-"""
-EXPERIMENT = """
-from attnlab.configs import config_dict
-from cli_task import Config
-
-def get_config(arg=''):
-    return config_dict(Config(name=arg))
-"""
 Scores = make_dataclass('Scores', ['aer', 'precision', 'recall'])
 
 
@@ -55,8 +25,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'path', [*sys.path])
     monkeypatch.delitem(sys.modules, 'cli_task', raising=False)
-    Path('cli_task.py').write_text(TASK)
-    Path('e.py').write_text(EXPERIMENT)
+    toy.write()
     Path('file').write_text('x')
     Path('gone').symlink_to('nowhere')
     Path('swept').mkdir()
@@ -100,10 +69,6 @@ def calls(monkeypatch):
     for name in cli._BENCHES:
         stub(f'attnlab.bench.{name}', main=None)
     return found
-
-
-def tree() -> list[str]:
-    return sorted(str(path) for path in Path().rglob('*'))
 
 
 def refused(capsys, *argv: str) -> str:

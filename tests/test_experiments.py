@@ -10,6 +10,7 @@ import pytest
 from attnlab import configs
 from attnlab.configs import fields
 from attnlab.data.images import CLASSES, LAYOUTS
+from attnlab.errors import UserError
 from attnlab.sweeps import points
 from attnlab.tasks import task_of
 from attnlab.train import run
@@ -152,7 +153,7 @@ def test_a_field_that_depends_on_others_is_read_with_them(
 
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
 def test_an_argument_that_is_none_is_refused(experiment):
-    with pytest.raises(configs.UserError, match="the argument is 'nonsense'; expected"):
+    with pytest.raises(UserError, match="the argument is 'nonsense'; expected"):
         configs.load(f'{experiment}:nonsense')
 
 

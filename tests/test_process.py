@@ -13,7 +13,7 @@ import pytest
 
 import attnlab
 from attnlab import environment
-from tests.test_cli import EXPERIMENT, tree
+from tests import toy
 
 OUT = 'True café \u2603\n'
 
@@ -112,12 +112,12 @@ def test_help_is_instant():
 
 def test_a_process_of_its_own_exits_with_2(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path('e.py').write_text(EXPERIMENT)
-    before = tree()
+    toy.write()
+    before = toy.tree()
     done = python('-m', 'attnlab', 'train', '--config=e.py', '--workdir=new', '--config.lr=nan')
     assert (done.returncode, done.stdout) == (2, '')
     assert done.stderr == "attnlab: config.lr expects a finite float, got 'nan'\n"
-    assert [path for path in tree() if '__pycache__' not in path] == before
+    assert [path for path in toy.tree() if '__pycache__' not in path] == before
 
 
 def test_what_computes_starts_once_more_with_large_pages(monkeypatch):

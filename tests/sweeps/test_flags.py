@@ -101,7 +101,7 @@ def test_the_best_of_another_sweep_is_not_written(experiment, tmp_path, capsys):
     ('def sweep_x(): return [{"seed": 1}, {"seed": 1}]', 'points 0 and 1 of the sweep are the same: seed=1'),
     ('def sweep_x(): return [{"model.hiden": 1}]', 'there is no config.model.hiden; did you mean config.model.hidden?'),
     ('def sweep_x(): return [{"model": {"hidden": 1}}]', 'config.model is a section, set one of its fields'),
-    ('def sweep_x(): return [{"optimizer.learning_rate": float("nan")}]', 'expects a finite float, got nan'),
+    ('def sweep_x(): return [{"optimizer.learning_rate": float("nan")}]', 'learning_rate is nan; expected a finite'),
     ('sweep_x = 3', 'it has neither sweep_NAME() nor search_NAME(trial)'),
 ])  # fmt: skip
 @pytest.mark.parametrize('flag', ['--list', '--index=0', '--launcher=local'])

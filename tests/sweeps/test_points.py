@@ -76,7 +76,7 @@ def test_a_command_lines_overrides_hold_for_every_point(plan):
     ('equal', 'points 0 and 1 of the sweep are the same: seed=0'),
     ('none', '--sweep=none has no points'),
     ('typo', 'point 1 of the sweep (model.hiden=3): there is no config.model.hiden; did you mean config.model.hidden?'),
-    ('kind', 'point 0 of the sweep (seed=1.5): config.seed expects an int, got 1.5'),
+    ('kind', 'point 0 of the sweep (seed=1.5): seed is 1.5; expected an int'),
     ('bad', "point 1 of the sweep (model.attention=sideways): model.attention is 'sideways'"),
     ('rate', "point 1 of the sweep (optimizer.schedule=up): optimizer.schedule is 'up'"),
     ('mesh', "point 1 of the sweep (train.mesh=data=3): train.mesh is 'data=3'"),

@@ -40,7 +40,11 @@ def test_each_field_in_turn_may_be_missing(fixture, tmp_path, request, caplog):
                 run.task_in(tmp_path / 'run')
             continue
         with caplog.at_level(logging.WARNING):
-            found = run.task_in(tmp_path / 'run').config
+            try:
+                found = run.task_in(tmp_path / 'run').config
+            except UserError:  # no default goes with the other fields: learned positions want a longer context
+                assert (fixture, key) == ('translating', 'model.positions')
+                found = None
         assert f'{key} = ' in caplog.text
         same += found == whole
     assert same > 10
