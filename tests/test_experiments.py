@@ -120,6 +120,7 @@ DEPENDENT = [  # fields that are read if others have these values
      EXPERTS | {'model.rotary_base'}),
     ('experiments/language/shakespeare_char.py', {'model.mixer': 'convolution'}, {'model.taps'}),
     ('experiments/vision/digits.py', {'model.embedding': 'tokenizer'}, {'model.convolutions', 'model.channels'}),
+    ('experiments/vision/digits.py', {'model.embedding': 'product'}, {'model.patch'}),
 ]  # fmt: skip
 
 
