@@ -67,7 +67,8 @@ def test_changes_are_new_in_each_step_and_the_same_again():
 
 def test_a_process_makes_the_groups_of_its_own_rows(monkeypatch):
     monkeypatch.setattr(corpus, 'GROUP', 8)
-    config = tiny_digits(data__crop=2, data__policy='rand', data__cutmix='1.0', data__mixup='0.5', data__erase='0.5')
+    changes = dict(data__crop=2, data__policy='rand', data__cutmix='1.0', data__mixup='0.5', data__erase='0.5')
+    config = task_of(tiny_digits(**changes)).config
     whole = corpus.read(config.data, 'train', config.seed)
     made, seen = corpus.batch_of(config.data, whole, 24, config.seed), []
     change = corpus.Augment.__call__
@@ -332,7 +333,7 @@ def test_two_forms_of_one_embedding_are_one_model(first_losses):
     ('model.patch=5,5', 'model: patches of height 5 do not divide images of height 16; expected a divisor'),
     ('model.patch=4', 'model.patch'),
     ('model.pool=max', "model.pool is 'max'; expected 'mean', 'class' or 'attention'"),
-    ('model.positions=alibi', "model: positions is 'alibi'; expected 'learned', 'sinusoidal', 'rotary' or 'none'"),
+    ('model.positions=alibi', "model: positions is 'alibi'; expected 'learned', 'sinusoidal', 'rotary', 'none'"),
     ('model.registers=-1', 'model.registers is -1; expected 0 or more'),
     ('model.convolutions=0', 'model.convolutions is 0; expected 1 or more'),
     ('model.heads=5', 'model: queries have width 64; expected a multiple of 5 heads'),
