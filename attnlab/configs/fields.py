@@ -10,6 +10,7 @@ from JSON) into dataclasses, and `complete` gives a config the fields that it la
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import math
 import types
@@ -105,17 +106,18 @@ class Field(NamedTuple):
         return tuple(getattr(importlib.import_module(module), table))
 
 
-def fields_of(cls: type[Section]) -> list[Field]:
+@functools.cache
+def fields_of(cls: type[Section]) -> tuple[Field, ...]:
     """The declared fields of a dataclass, in order."""
     kinds = typing.get_type_hints(cls)
-    return [
+    return tuple(
         Field(
             each.name, kinds[each.name],
             each.default if each.default_factory is dataclasses.MISSING else each.default_factory(),
             each.metadata.get('doc', ''), each.metadata.get('bounds', {}), each.metadata.get('choices', ''),
         )
         for each in dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def config_dict(section: Section) -> ConfigDict:
