@@ -53,14 +53,15 @@ def test_the_numbers_of_torch(cell, attention):
         keys = ('params', 'logits', 'weights', 'loss', 'gradients')
         golden |= {key: file[f'{cell}/{attention}/{key}'] for key in keys}
     model = RecurrentSeq2Seq(7, 7, RecurrentConfig(cell=cell, attention=attention, embedding=4, hidden=3))
-    shapes = jax.eval_shape(model.init, jax.random.key(0), golden['source'], golden['inputs'])['params']
+    source, inputs = (jnp.asarray(golden[side]) for side in ('source', 'inputs'))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), source, inputs)['params']
     flat, unflatten = ravel_pytree(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes))
     assert golden['params'].shape == flat.shape
 
     @jax.jit
     def values(flat):
         def loss(flat):
-            logits, weights = model.apply({'params': unflatten(flat)}, golden['source'], golden['inputs'])
+            logits, weights = model.apply({'params': unflatten(flat)}, source, inputs)
             sums = cross_entropy(logits, jnp.asarray(golden['labels']), float(golden['smoothing']))
             return sums.total / sums.weight, (logits, weights)
 

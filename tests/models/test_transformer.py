@@ -183,7 +183,7 @@ def test_a_scan_is_its_loop_and_so_are_the_maps_which_change_no_logits():
 
 
 def test_maps_are_in_the_order_of_the_layers():
-    sown = lambda layer: {'attention': {'attention_weights': (jnp.full((1, 1, 2, 2), layer),)}}
+    sown = lambda layer: {'attention': {'attention_weights': (jnp.full((1, 1, 2, 2), float(layer)),)}}
     found = attention_maps({'stack': {f'block_{layer}': sown(layer) for layer in (10, 2, 0, 1, 3, 4, 5, 6, 7, 8, 9)}})
     assert list(found) == ['attention'] and found['attention'][0, :, 0, 0, 0].tolist() == [*range(11)]
     assert attention_maps({}) == {}
