@@ -1,5 +1,6 @@
 """The recurrent encoder-decoder: PyTorch's numbers, Flax's cell, and what padding and labels may change."""
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -209,7 +210,7 @@ def test_rows_of_attention_sum_to_one():
 
 def test_dropout_needs_a_key_and_changes_the_logits():
     model, params = make()
-    model = model.clone(dropout=0.5)
+    model = model.clone(config=dataclasses.replace(model.config, dropout=0.5))
     source, inputs = pad(LONG, width=9), pad([BOS, 6], width=2)
     rngs = lambda seed: {'dropout': jax.random.key(seed)}
     run = quick(lambda seed: model.apply({'params': params}, source, inputs, False, rngs=rngs(seed))[0])

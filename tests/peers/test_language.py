@@ -72,7 +72,7 @@ def test_values_and_gradients_are_those_of_torch(mlp):
     @jax.jit
     def ours(params):
         def loss(params):
-            logits, _ = model.apply({'params': params}, inputs)
+            logits, _ = model.apply({'params': params}, jnp.asarray(inputs))
             sums = cross_entropy(logits, jnp.asarray(labels), padding=-1)
             return sums.total / sums.weight, logits
 

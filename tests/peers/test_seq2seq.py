@@ -33,7 +33,7 @@ def both(*dimensions):
     names = ('cell', 'embedding', 'hidden', 'encoder_layers', 'bidirectional', 'reverse_source', 'attention')
     model = RecurrentSeq2Seq(*VOCABULARIES, RecurrentConfig(**dict(zip(names, dimensions, strict=True))))
     source, inputs, _ = batch()
-    shapes = jax.eval_shape(model.init, jax.random.key(0), source, inputs)['params']
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *map(jnp.asarray, (source, inputs)))['params']
     random = np.random.default_rng(1)
     params = jax.tree.map(lambda x: (0.5 * random.standard_normal(x.shape)).astype(np.float32), shapes)
     other = peer.Seq2Seq(*VOCABULARIES, *dimensions, 0.0)
@@ -63,7 +63,7 @@ def test_values_and_gradients_are_those_of_torch(attention, cell, layers, bidire
     @jax.jit
     def ours(params):
         def loss(params):
-            logits, weights = model.apply({'params': params}, source, inputs)
+            logits, weights = model.apply({'params': params}, *map(jnp.asarray, (source, inputs)))
             sums = cross_entropy(logits, jnp.asarray(labels), 0.1)
             return sums.total / sums.weight, (logits, weights)
 
@@ -91,10 +91,10 @@ def test_states_at_real_positions_are_those_of_torch(cell, reverse):
     torch = pytest.importorskip('torch')
     model, params, other = both(cell, EMBEDDING, HIDDEN, 2, True, reverse, 'additive')
     source, *_ = batch()
-    _, memory = model.apply({'params': params}, source, method='encode')
+    _, memory = model.apply({'params': params}, jnp.asarray(source), method='encode')
     with torch.no_grad():
         states, last = other.encode(torch.from_numpy(source).long())
         start = torch.tanh(other.start(last))
     assert_close(np.asarray(memory.memory)[source != 0], states.numpy()[source != 0], 'states')
-    state, _ = model.apply({'params': params}, source, method='encode')
+    state, _ = model.apply({'params': params}, jnp.asarray(source), method='encode')
     assert_close(state[1] if cell == 'lstm' else state, start.numpy(), 'the first state')

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from attnlab.bench import vit
+from attnlab.bench import steps, vit
 
 pytestmark = pytest.mark.peers
 
@@ -24,7 +24,7 @@ def test_logits_and_every_gradient():
     np.testing.assert_allclose(logits, other(pixels).detach().numpy(), atol=2e-5)
 
     def mean(params):
-        sums = vit.loss_of(model)(params, (images, labels), jax.random.key(0))
+        sums = steps.loss_of(model)(params, (images, labels), jax.random.key(0))
         return sums.total / sums.weight
 
     loss, gradient = jax.jit(jax.value_and_grad(mean))(params)
