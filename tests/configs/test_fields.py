@@ -115,7 +115,7 @@ ENTRANCES = {
     'train': lambda config, folder: run.train(config, folder / 'new'),
     'count': lambda config, folder: count.count(config),
     'count --mesh': lambda config, folder: traffic.count(config, 'data=1'),
-    'a run': lambda config, folder: configs.save(config, folder / 'config.json') or run.config(folder),
+    'a run': lambda config, folder: configs.save(config, folder / 'config.json') or run.task_in(folder),
 }
 
 
@@ -266,7 +266,7 @@ def test_a_path_in_a_config_may_start_with_a_tilde(tmp_path, monkeypatch, experi
     (lambda: BlockConfig(heads=0), 'heads is 0; expected 1 or more'),
     (lambda: BlockConfig(norm='lyer'), "norm is 'lyer'; expected 'layer' or 'rms'"),
     (lambda: BlockConfig(layers=2000), 'layers is 2000; expected 1 to 1000, or up to 100000 with scan'),
-    (lambda: LanguageModelConfig(mixer='gru', positions='alibi'), "positions is 'alibi', which turns attention"),
+    (lambda: LanguageModelConfig(context=0), 'context is 0; expected 1 <= context < 2147483648'),
     (lambda: OptimizerConfig(b2=1.0), 'b2 is 1.0; expected 0.0 <= b2 < 1.0'),
     (lambda: TrainConfig(batch_size=10, accumulate=3), 'accumulate is 3; expected a divisor of batch_size 10'),
 ])  # fmt: skip
