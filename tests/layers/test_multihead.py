@@ -310,7 +310,7 @@ def test_norms_of_zero_tokens(qk_norm):
     (dict(head_width=0), SELF, {}, 'head_width is 0; expected a positive number'),
     (dict(kv_heads=3), SELF, {}, 'kv_heads is 3; expected a divisor of heads, 4'),
     (dict(qk_norm='layer'), SELF, {}, "qk_norm is 'layer'; expected 'l2', 'rms' or None"),
-    (dict(implementation='fast'), SELF, {}, "implementation is 'fast'; expected one of"),
+    (dict(implementation='fast'), SELF, {}, "implementation is 'fast'; expected 'ring' "),
     (dict(encoding=Rotary(), head_width=3), SELF, {}, 'x has heads of width 3; expected an even number'),
     ({}, (QUERIES[0],), {}, r'queries have shape \(4, 8\); expected \[B, T, D\]'),
     ({}, (QUERIES, KEYS[:1]), {}, r'keys have shape \(1, 5, 6\); expected \[B, S, C\] with B = 2'),
