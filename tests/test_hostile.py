@@ -166,7 +166,7 @@ OVERRIDES = {  # of a training
         'seed=-1', 'seed=4294967296', 'seed=1.0', 'seed=nan', 'seed=', f'seed={HUGE}', 'task=x', 'task=', 'task=align',
         'start=nowhere', 'start=runs/e', 'start=text', 'start=~no-such-user/x', 'data.name=mnist', 'data.name=cifar10',
         'data.train_examples=0', 'data.crop=-1', 'data.flip=1', 'data.erase=2', 'data.erase=nan', 'data.policy=x',
-        'data.operations=0', 'data.strength=inf', 'data.mixup=-1', 'model.name=resnet', 'model.name=x',
+        'data.operations=0', 'data.strength=inf', 'data.mixup=-1', 'model.name=resnet model.blocks=0', 'model.name=x',
         'model.layers=0', 'model.layers=-1', 'model.layers=1000000000', 'model.heads=0', 'model.heads=5',
         'model.width=-1', 'model.width=7', 'model.image=16', 'model.image=0,0', 'model.image=16,16,16',
         'model.image=x,y', 'model.image=()', 'model.patch=3,3', 'model.patch=32,32', 'model.pool=x',
@@ -195,7 +195,8 @@ OVERRIDES = {  # of a training
     ),
     'transformer.py': (
         'model.alignment_layer=0', 'model.alignment_layer=9', 'model.alignment_shift=2', 'model.mixer=gru',
-        'model.context=0', 'model.positions=learned model.context=4', 'model.name=recurrent', 'model.window=-1',
+        'model.context=0', 'model.positions=learned model.context=4', 'model.name=recurrent model.hidden=0',
+        'model.window=-1',
     ),
     'language.py': (
         'data.vocabulary=words', 'data.vocabulary=subwords', 'data.vocabulary_size=9', 'data.share=0', 'data.share=1',

@@ -266,7 +266,7 @@ def test_beam_search_with_a_cache_is_brute_force():
 def test_a_decoding_stops_where_its_cache_is_full_and_says_so():
     """64 slots, prompts of 60, 50 and 60 tokens: rows 0 and 2 have room for 5 tokens more, row 1 for 15."""
     model, params = MODELS['today'], run('today').params
-    prompts = np.random.default_rng(0).integers(0, V, (B, 60), np.int32)
+    prompts = jnp.asarray(np.random.default_rng(0).integers(0, V, (B, 60), np.int32))
     real = np.arange(60)[None] < np.array([[60], [50], [60]])
 
     @functools.partial(jax.jit, compiler_options=QUICK)
