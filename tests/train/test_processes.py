@@ -170,10 +170,14 @@ def children(pid):
     return sorted(map(int, listed.split()))
 
 
-def trained_a_while(workdir, process):
-    """Waits until a first checkpoint is there."""
+def steps_of(workdir):
+    return {name.name for name in workdir.glob('checkpoints/*') if name.name.isdecimal()}
+
+
+def trained_a_while(workdir, process, before=frozenset()):
+    """Waits until a checkpoint is there that was not before."""
     limit = time.monotonic() + 200
-    while not any(name.name.isdecimal() for name in workdir.glob('checkpoints/*')):
+    while not steps_of(workdir) - before:
         assert process.poll() is None and time.monotonic() < limit, process.communicate()[0]
         time.sleep(0.1)
 
@@ -194,8 +198,8 @@ def test_where_one_dies_all_end_and_it_is_named(tmp_path, number):
     assert time.monotonic() - start < 30
     assert process.returncode == 1
     assert f'process {number} of 2 was killed by SIGKILL' in output
-    again = started(argv)
-    time.sleep(20)
+    before, again = steps_of(workdir), started(argv)
+    trained_a_while(workdir, again, before)
     again.send_signal(signal.SIGTERM)
     output, _ = again.communicate(timeout=120)
     assert again.returncode == 128 + signal.SIGTERM, output
