@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from attnlab.configs.align import AlignConfig
-from attnlab.configs.fields import listed
+from attnlab.configs.fields import Section, listed
 from attnlab.configs.language import LanguageConfig
 from attnlab.configs.run import RunConfig
 from attnlab.configs.vision import VisionConfig
@@ -35,14 +35,16 @@ def task_class(name: Any) -> Any:
     if not isinstance(name, str) or name not in TASKS and ':' not in name:
         raise UserError(f"task is {name!r}; expected {listed(TASKS)}, or 'package.module:Class' of a task of your own")
     module, _, attribute = (TASKS[name][1] if name in TASKS else name).partition(':')
-    if name not in TASKS and (folder := os.getcwd()) not in sys.path:
+    if name in TASKS:
+        return getattr(importlib.import_module(module), attribute)
+    if (folder := os.getcwd()) not in sys.path:
         sys.path.append(folder)  # behind all others: nothing in it may shadow a package
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        if name in TASKS:
-            raise
-        raise UserError(f'task is {name!r}, which cannot be imported: {error}') from error
-    if not hasattr(found, 'Config'):
-        raise UserError(f'task is {name!r}; expected a class with the methods of attnlab.tasks.task.Task')
+    except Exception as error:  # a module is code, and code may raise anything
+        reason = ' '.join(f'{type(error).__name__}: {error}'.split())
+        raise UserError(f'task is {name!r}, which cannot be imported: {reason}') from error
+    config = getattr(found, 'Config', None)
+    if not (isinstance(config, type) and issubclass(config, Section)):
+        raise UserError(f"task is {name!r}; expected a class whose `Config` is a dataclass of a config's fields")
     return found

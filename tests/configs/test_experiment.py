@@ -111,3 +111,17 @@ def test_a_required_value_is_taken(experiment, changed):
     assert configs.load(file, [('seed', '3')]).seed == 3
 
 
+
+
+@pytest.mark.parametrize(('module', 'said'), [
+    ('', "module 'broken_task' has no attribute 'Mine'"),
+    ('class Mine: pass', "a class whose `Config` is a dataclass of a config's fields"),
+    ('class Mine:\n    Config = dict', "a class whose `Config` is a dataclass of a config's fields"),
+    ('1 / 0', 'which cannot be imported: ZeroDivisionError: division by zero'),
+    ('class Mine(', 'which cannot be imported: SyntaxError'),
+    ('import no_such_module', 'which cannot be imported: ModuleNotFoundError'),
+])  # fmt: skip
+def test_a_task_of_ones_own_that_is_none_is_refused_in_one_line(experiment, error, changed, monkeypatch, module, said):
+    Path('broken_task.py').write_text(module)
+    monkeypatch.delitem(sys.modules, 'broken_task', raising=False)
+    assert said in error(changed('toy_task:ToyTask', 'broken_task:Mine'))
