@@ -70,9 +70,7 @@ def _title(cls: type[Section]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return (
-        {True: 'true', False: 'false', '': "''"}.get(value, str(value)) if isinstance(value, bool | str) else str(value)
-    )
+    return str(value).lower() if isinstance(value, bool) else str(value) or "''"
 
 
 if __name__ == '__main__':

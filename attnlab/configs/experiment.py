@@ -37,11 +37,12 @@ def load(spec: str, overrides: Sequence[tuple[str, Any]] = ()) -> ConfigDict:
     for key in (keys := [key for key, _ in overrides]):
         if keys.count(key) > 1:
             raise UserError(f'--config.{key} is set {keys.count(key)} times; once is expected')
-    # The name of a section decides which other fields it has.
-    for key, value in sorted(overrides, key=lambda each: not each[0].endswith('.name')):
-        fields.complete(cls, config)
-        override(cls, config, key, value)
     fields.complete(cls, config)
+    # First names: the name of a section decides which other fields it has.
+    for key, value in sorted(overrides, key=lambda each: not each[0].endswith('.name')):
+        override(cls, config, key, value)
+        if key.endswith('.name'):
+            fields.complete(cls, config)
     try:
         config = config.copy_and_resolve_references()
     except RequiredValueError:

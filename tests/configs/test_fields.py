@@ -9,7 +9,10 @@ from ml_collections import ConfigDict
 
 from attnlab import cli, configs
 from attnlab.configs import BlockConfig, LanguageModelConfig, OptimizerConfig, TrainConfig, fields
+from attnlab.configs.align import SPECIAL_TOKENS, PairsData
+from attnlab.configs.language import TextData
 from attnlab.configs.tasks import TASKS, config_class
+from attnlab.data import tokens, vocabulary
 from attnlab.errors import UserError
 from attnlab.sweeps import points
 from attnlab.train import count, run, traffic
@@ -287,3 +290,11 @@ def test_a_field_of_any_type_is_typed(experiment):
     assert (config.optimizer.lr, config.model.shape, config.model.later) == (1.0, (1,), 7)
     kinds = {field.name: field.kind for field in fields.fields_of(type(config.model))}
     assert kinds['pool'] == Literal['mean', 'max'] and kinds['shape'] == tuple[int, ...]
+
+
+def test_the_vocabularies_that_configs_allow_are_those_of_the_data():
+    """Configs import no data, so both name them."""
+    kinds = {cls: {field.name: field.allowed() for field in fields.fields_of(cls)} for cls in (PairsData, TextData)}
+    assert kinds[PairsData]['vocabulary'] == tuple(vocabulary.KINDS)
+    assert kinds[TextData]['vocabulary'] == tokens.KINDS
+    assert len(vocabulary.SPECIAL) == SPECIAL_TOKENS
