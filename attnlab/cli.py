@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         line = processes.named(line) if line else ''
     if line:
-        print('attnlab:', _printable(line), file=sys.stderr)
+        environment.print_error(_printable(line))
     if code and environment.joined and processes.several():
         processes.leave(code)
     if code == 1 and argv is None:  # threads of a save that failed would tell of it once more, in tracebacks

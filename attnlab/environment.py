@@ -80,6 +80,12 @@ def prepare(processes: int = 1, number: int = 0) -> None:
         _add_flags(wish, '--xla_cpu_collective_call_terminate_timeout_seconds=600')
 
 
+def print_error(line: str) -> None:
+    """Write `attnlab: LINE` to the standard error in one call, so that no other process or thread writes into it."""
+    sys.stderr.write(f'attnlab: {line}\n')
+    sys.stderr.flush()
+
+
 def share(number: int, count: int) -> None:
     """Leaves to this process its part, `number` of `count`, of the cores and NVIDIA GPUs that it may use.
 

@@ -4,7 +4,6 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -75,7 +74,7 @@ def _ended(processes: list[subprocess.Popen], first: int) -> int:
     how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'ended with exit code {code}'
     others = f'; {len(left)} that waited for it were stopped' if left else ''
     line = f'process {first} of {len(processes)} {how}{others}; the same command goes on from the last checkpoint'
-    print('attnlab:', line, file=sys.stderr)
+    environment.print_error(line)
     return 1
 
 

@@ -48,7 +48,7 @@ def _told(kind: type[BaseException], error: BaseException, trace: object) -> Non
     """
     if issubclass(kind, jax.errors.JaxRuntimeError):
         lines = str(error).splitlines() or [kind.__name__]
-        print('attnlab:', named(f'another one was lost, or a device failed: {lines[0]}'), file=sys.stderr, flush=True)
+        environment.print_error(named(f'another one was lost, or a device failed: {lines[0]}'))
         time.sleep(2 * HEARTBEAT)  # it ends this process before, if it has something to say
     else:
         sys.__excepthook__(kind, error, trace)  # type: ignore[arg-type]
