@@ -166,11 +166,13 @@ def _translate(given: argparse.Namespace) -> None:
             raise UserError(f'sentence {at} is empty')
 
     environment.prepare()
-    from attnlab.tasks.task import Translates, able
+    from attnlab.tasks.align import pictures
     from attnlab.train import run
 
-    loaded = run.load(workdir)
-    able(loaded.task, Translates, 'translate').translate(loaded.params, sentences, given.joined, layer, given.shifted)
+    for translated in run.load(workdir).translate(sentences, given.joined, layer, given.shifted):
+        print(translated.text)
+        if translated.weights.size:
+            pictures.show(workdir, translated)
 
 
 def _generate(given: argparse.Namespace) -> None:
@@ -178,12 +180,11 @@ def _generate(given: argparse.Namespace) -> None:
     numbers = {name: number(name, getattr(given, name), kind) for name, kind in _GENERATED.items()}
 
     environment.prepare()
-    from attnlab.tasks.task import Generates, able
     from attnlab.train import run
 
-    loaded = run.load(workdir)
-    chosen = {name: number for name, number in numbers.items() if number is not None}
-    able(loaded.task, Generates, 'generate').generate(loaded.params, given.prompt or '', **chosen)
+    options = {name: number for name, number in numbers.items() if number is not None}
+    for text in run.load(workdir).generate(given.prompt or '', **options):
+        print(text)
 
 
 _GENERATED = {'tokens': int, 'samples': int, 'seed': int, 'temperature': float, 'top_k': int, 'top_p': float}
@@ -203,8 +204,8 @@ def _attend(given: argparse.Namespace) -> None:
     from attnlab.tasks.task import Attends, able
     from attnlab.train import run
 
-    loaded = run.load(workdir)
-    able(loaded.task, Attends, 'attend').attend(loaded.params, texts, layer, head)
+    trained = run.load(workdir)
+    able(trained.task, Attends, 'attend').attend(trained.params, texts, layer, head)
 
 
 def _count(given: argparse.Namespace) -> None:

@@ -1,11 +1,12 @@
 """The interface of a task, which is all that training, evaluation and the commands use of it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
+import numpy as np
 
 from attnlab.configs import RunConfig
 from attnlab.errors import UserError
@@ -80,6 +81,32 @@ class Task(Protocol):
         ...
 
 
+class TranslatedSentence(NamedTuple):
+    """A translation with its alignment.
+
+    source: the sentence.  text: its translation.
+    weights: attention [T, S] float32 that each of T target tokens pays to each of S source tokens; [0, 0] for a model
+      without attention.  rows, columns: the T target and S source tokens as text, the end of sentence included.
+    """
+
+    source: str
+    text: str
+    weights: np.ndarray
+    rows: list[str]
+    columns: list[str]
+
+
+class AttentionMaps(NamedTuple):
+    """All attention weights of a model over one input.
+
+    weights: [L, N, T, S] float32 of each kind of attention, such as 'attention' or 'decoder/cross_attention'.
+    labels: (rows, columns) of each kind, the T query and S key tokens as text; empty for an image.
+    """
+
+    weights: Mapping[str, np.ndarray]
+    labels: Mapping[str, tuple[Sequence[str], Sequence[str]]]
+
+
 class Outline(NamedTuple):
     """A model and one row of its batch as shapes, to count parameters and operations.
 
@@ -114,8 +141,12 @@ class Outlined(Protocol):
 class Attends(Protocol):
     """A task whose model has attention maps."""
 
+    def attention_maps(self, params: Params, text: str) -> AttentionMaps:
+        """Return the attention of all layers and heads over a text, or over an image: a file, or its number."""
+        ...
+
     def attend(self, params: Params, texts: Sequence[str], layer: int | None, head: int | None) -> None:
-        """Draw the attention of all layers and heads, or of one, over each input; prints the files."""
+        """Draw the attention of all layers and heads, or of one, over each input; print the paths of the files."""
         ...
 
 
@@ -124,11 +155,16 @@ class Translates(Protocol):
     """A task that translates."""
 
     def translate(
-        self, params: Params, sentences: Sequence[str], joined: bool, layer: int | None, shifted: bool
-    ) -> None:
-        """Print a translation of each sentence and draw its alignment.
+        self,
+        params: Params,
+        sentences: Sequence[str],
+        joined: bool = False,
+        layer: int | None = None,
+        shifted: bool = False,
+    ) -> Iterable[TranslatedSentence]:
+        """Translate sentences.
 
-        joined: draw words, not sub-words.  layer, shifted: how the alignment is read, in place of the config's way.
+        joined: align words, not sub-words.  layer, shifted: which attention is the alignment, if not the config's.
         """
         ...
 
@@ -137,8 +173,17 @@ class Translates(Protocol):
 class Generates(Protocol):
     """A task that continues a text."""
 
-    def generate(self, params: Params, prompt: str, **options: Any) -> None:
-        """Print samples; options: as in `attnlab.tasks.language.writer.write`."""
+    def generate(self, params: Params, prompt: str, **options: Any) -> list[str]:
+        """Return the prompt with each sample's continuation; options: as in `attnlab.tasks.language.writer.write`."""
+        ...
+
+
+@runtime_checkable
+class Classifies(Protocol):
+    """A task that classifies images."""
+
+    def classify(self, params: Params, pixels: np.ndarray) -> np.ndarray:
+        """Return the probability of each class, [n, classes] float64, for images [n, H, W, C] uint8."""
         ...
 
 

@@ -3,28 +3,75 @@
 import json
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from attnlab import configs, files, tasks
 from attnlab.configs import RunConfig
 from attnlab.errors import RunError, UserError
-from attnlab.tasks.task import Adapts, Params, Task, able
+from attnlab.tasks.task import (
+    Adapts,
+    Attends,
+    AttentionMaps,
+    Classifies,
+    Generates,
+    Params,
+    Task,
+    TranslatedSentence,
+    Translates,
+    able,
+)
 from attnlab.train import checkpoint, devices, loop, memory, precision, processes
 from attnlab.train.setup import assemble
 
 
 class Run(NamedTuple):
-    """A trained run: its task, and the parameters of its best step."""
+    """A trained run: its task, and the parameters of its best step.
+
+    A method raises UserError if the task of the run does not have what it returns.
+    """
 
     task: Task
     params: Params
     step: int
+
+    @property
+    def config(self) -> RunConfig:
+        """The config of the run."""
+        return self.task.config
+
+    def translate(
+        self, sentences: Sequence[str], joined: bool = False, layer: int | None = None, shifted: bool = False
+    ) -> list[TranslatedSentence]:
+        """Translate sentences, each with its alignment.
+
+        joined: align words, not sub-words.  layer, shifted: read the alignment off this layer's cross-attention, from
+          1, and one step after a token was made, in place of what the config says (Transformers only).
+        """
+        return list(able(self.task, Translates, 'translate').translate(self.params, sentences, joined, layer, shifted))
+
+    def generate(self, prompt: str = '', **options: Any) -> list[str]:
+        """Return continuations of a prompt, each with the prompt before it.
+
+        options: `tokens` (200), `samples` (1), `seed` (0), `temperature` (1.0), `top_k` and `top_p` (None), as in
+          `attnlab.tasks.language.writer.write`.
+        """
+        return able(self.task, Generates, 'generate').generate(self.params, prompt, **options)
+
+    def classify(self, pixels: np.ndarray) -> np.ndarray:
+        """Return the probability of each class, [n, classes] float64, for images [n, H, W, C] uint8."""
+        return able(self.task, Classifies, 'classify').classify(self.params, pixels)
+
+    def attention_maps(self, text: str) -> AttentionMaps:
+        """Return the attention weights of all layers and heads over a text, or over an image: a file, or its number in
+        the test split."""
+        return able(self.task, Attends, 'attend').attention_maps(self.params, text)
 
 
 def check(config: RunConfig | ConfigDict) -> Task:

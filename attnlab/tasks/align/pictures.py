@@ -18,6 +18,7 @@ from attnlab.tasks.align.alignment import join, links, reversals
 from attnlab.tasks.align.corpus import Vocabularies
 from attnlab.tasks.align.translator import Translation
 from attnlab.tasks.head_grid import Labels, figure_path
+from attnlab.tasks.task import TranslatedSentence
 
 SAMPLES = 10
 
@@ -104,13 +105,14 @@ def _has_weights(translation: Translation) -> bool:
     return translation.weights.size > 0 and len(translation.target) > 1
 
 
-def show(workdir: Path, sentence: str, weights: np.ndarray, rows: list[str], columns: list[str], title: str) -> None:
+def show(workdir: Path, translated: TranslatedSentence) -> None:
     """Show the alignment of a translation on the screen, and write it as a picture and an array file."""
-    path = figure_path(workdir, 'translate', sentence)
+    path = figure_path(workdir, 'translate', translated.source)
+    weights, rows, columns = translated.weights, translated.rows, translated.columns
     written = ''
     with files.optional(workdir):
         path.parent.mkdir(exist_ok=True)
-        heatmap.draw(path.with_suffix('.png'), weights, rows, columns, title=title)
+        heatmap.draw(path.with_suffix('.png'), weights, rows, columns, title=translated.text)
         heatmap.save(path.with_suffix('.npz'), weights, rows, columns)
         written = f'{path}.png  {path}.npz'
     terminal = sys.stdout.isatty()

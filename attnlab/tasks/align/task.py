@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from attnlab.tasks import blocks, head_grid
 from attnlab.tasks.align import alignment, corpus, pictures, scores
 from attnlab.tasks.align.translator import Translation, Translator, shift
 from attnlab.tasks.checks import check_init, check_paths
-from attnlab.tasks.task import Batch, Outline, Params, perplexity
+from attnlab.tasks.task import AttentionMaps, Batch, Outline, Params, TranslatedSentence, perplexity
 
 READINGS = {'emit': 0, 'shifted': 1}
 """How the alignment is read: at the step that emits a word, and one later (see `alignment.links`)."""
@@ -200,16 +200,18 @@ class AlignTask:
         joined: bool = False,
         layer: int | None = None,
         shifted: bool = False,
-    ) -> None:
-        """Print the French of each sentence and draw its alignment, as `read_at` says."""
+    ) -> list[TranslatedSentence]:
+        """Translate sentences; layer, shifted: as in `read_at`.  joined: align words, not sub-words."""
         task = self.read_at(layer, shifted)
         vocabularies, at = task.vocabularies, task.model.shift
+        translated = []
         for sentence, ids, translation in task._typed(params, sentences):
-            output = vocabularies[1].decode(translation.target)
-            print(output)
+            text = vocabularies[1].decode(translation.target)
+            alignment = np.zeros((0, 0), np.float32), [], []
             if translation.weights.size and len(translation.target) > at:
-                labelled = pictures.labelled(sentence, ids, translation, vocabularies, joined, at)
-                pictures.show(task.workdir or Path(), sentence, *labelled, title=output)
+                alignment = pictures.labelled(sentence, ids, translation, vocabularies, joined, at)
+            translated.append(TranslatedSentence(sentence, text, *alignment))
+        return translated
 
     def read_at(self, layer: int | None, shifted: bool) -> 'AlignTask':
         """This task with the alignment read off another layer, from 1, or one step after a word."""
@@ -226,12 +228,20 @@ class AlignTask:
 
     def attend(self, params: Params, texts: Sequence[str], layer: int | None, head: int | None) -> None:
         """Draw every attention of the model over each sentence and its translation."""
-        run = jax.jit(self.model.maps)
-        for sentence, ids, made in self._typed(params, texts):
-            maps = jax.device_get(run(params, np.array([ids]), np.array([[BOS, *made.target[:-1]]])))
-            labels = pictures.map_labels(sentence, ids, made.target, self.vocabularies)
+        for sentence, maps in zip(texts, self._maps(params, texts), strict=True):
             folder = head_grid.figure_path(self.workdir or Path(), 'attend', sentence)
-            head_grid.draw(folder, {kind: weights[0] for kind, weights in maps.items()}, labels, layer, head)
+            head_grid.draw(folder, *maps, layer, head)
+
+    def attention_maps(self, params: Params, text: str) -> AttentionMaps:
+        """Return every attention of the model over a sentence and its translation."""
+        return next(self._maps(params, [text]))
+
+    def _maps(self, params: Params, sentences: Sequence[str]) -> Iterator[AttentionMaps]:
+        run = jax.jit(self.model.maps)
+        for sentence, ids, translation in self._typed(params, sentences):
+            maps = jax.device_get(run(params, np.array([ids]), np.array([[BOS, *translation.target[:-1]]])))
+            labels = pictures.map_labels(sentence, ids, translation.target, self.vocabularies)
+            yield AttentionMaps({kind: weights[0] for kind, weights in maps.items()}, labels)
 
     def _typed(self, params: Params, sentences: Sequence[str]) -> list[tuple[str, list[int], Translation]]:
         """(sentence, ids, translation) of sentences that a user typed."""

@@ -24,7 +24,7 @@ from attnlab.models.maps import apply_with_maps
 from attnlab.tasks import blocks, head_grid
 from attnlab.tasks.checks import check_init, check_paths
 from attnlab.tasks.language import corpus, writer
-from attnlab.tasks.task import Batch, Outline, Params, perplexity
+from attnlab.tasks.task import AttentionMaps, Batch, Outline, Params, perplexity
 
 EVALUATION_TOKENS = 8192
 """About the number of tokens of a batch in evaluation."""
@@ -160,24 +160,29 @@ class LanguageTask:
 
     # Use
 
-    def generate(self, params: Params, prompt: str, **options: Any) -> None:
-        """Print continuations of a prompt; options: as in `writer.write`."""
+    def generate(self, params: Params, prompt: str, **options: Any) -> list[str]:
+        """Return continuations of a prompt, each with the prompt before it; options: as in `writer.write`."""
         documents = bool(self.config.data.documents)
-        for text in writer.write(self.model, params, self.vocabulary, prompt, documents, **options):
-            print(text)
+        return writer.write(self.model, params, self.vocabulary, prompt, documents, **options)
 
     def attend(self, params: Params, texts: Sequence[str], layer: int | None, head: int | None) -> None:
         """Draw the attention of every layer and head over each text; UserError if one is longer than the context."""
         for text in texts:
-            ids = writer.start(self.vocabulary, text, bool(self.config.data.documents))
-            if len(ids) > (context := self.config.model.context):
-                raise UserError(f'the text has {len(ids)} tokens; expected at most {context}, the context of the model')
-            tokens = jnp.asarray(ids, jnp.int32)[None]
-            found = apply_with_maps(self.model, params, tokens)[1]
-            maps = {kind: jax.device_get(weights[0]) for kind, weights in found.items()}
-            pieces = self.vocabulary.pieces(ids)
+            maps = self.attention_maps(params, text)
             folder = head_grid.figure_path(self.workdir or Path(), 'attend', text)
-            head_grid.draw(folder, maps, {kind: (pieces, pieces) for kind in maps}, layer, head)
+            head_grid.draw(folder, *maps, layer, head)
+
+    def attention_maps(self, params: Params, text: str) -> AttentionMaps:
+        """Return the attention of every layer and head over a text; UserError if it is longer than the context."""
+        ids = writer.start(self.vocabulary, text, bool(self.config.data.documents))
+        if len(ids) > (context := self.config.model.context):
+            raise UserError(f'the text has {len(ids)} tokens; expected at most {context}, the context of the model')
+        maps = apply_with_maps(self.model, params, jnp.asarray(ids, jnp.int32)[None])[1]
+        pieces = self.vocabulary.pieces(ids)
+        return AttentionMaps(
+            {kind: jax.device_get(weights[0]) for kind, weights in maps.items()},
+            {kind: (pieces, pieces) for kind in maps},
+        )
 
 
 def _init(model: LanguageModel) -> Callable[[jax.Array], Params]:

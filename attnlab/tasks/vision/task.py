@@ -20,7 +20,7 @@ from attnlab.kernels.patches import resized_grid
 from attnlab.models.image import ImageModel, image_model
 from attnlab.tasks import blocks, head_grid
 from attnlab.tasks.checks import check_init, check_paths
-from attnlab.tasks.task import Batch, Outline, Params
+from attnlab.tasks.task import AttentionMaps, Batch, Outline, Params
 from attnlab.tasks.vision import corpus, pictures, scores
 from attnlab.tasks.vision.scaling import prepared
 
@@ -139,6 +139,18 @@ class VisionTask:
 
         return softmax
 
+    def classify(self, params: Params, pixels: np.ndarray) -> np.ndarray:
+        """Return the probability of each class, [n, classes] float64, for images [n, H, W, C] uint8.
+
+        Raises ValueError for another dtype or another size than that of the training images.
+        """
+        shape = corpus.shape(self.config.data)
+        if pixels.dtype != np.uint8 or pixels.shape[1:] != shape:
+            raise ValueError(
+                f'images are {pixels.dtype} {list(pixels.shape)}; expected uint8 [n, {", ".join(map(str, shape))}]'
+            )
+        return self.probabilities(params, Images(pixels, np.zeros(len(pixels), np.int32), ()))
+
     def probabilities(self, params: Params, images: Images) -> np.ndarray:
         """The probability of each class [n, classes] float64, every image once."""
         B = axes.at_once(EVALUATION_IMAGES, len(images.labels))
@@ -170,7 +182,15 @@ class VisionTask:
     def attend(self, params: Params, texts: Sequence[str], layer: int | None, head: int | None) -> None:
         """Draw the attention of every layer and head over images: numbers of the test split, from 0, or files."""
         for text, image in zip(texts, pictures.chosen(self.config.data, self.config.seed, texts), strict=True):
-            found = pictures.attention(self.model, params, self.scale, image[None])
-            maps = {kind: weights[0] for kind, weights in found.items()}
+            maps = self._maps(params, image)
             folder = head_grid.figure_path(self.workdir or Path(), 'attend', text)
             pictures.draw_attention(folder, image, maps, self.model, layer, head)
+
+    def attention_maps(self, params: Params, text: str) -> AttentionMaps:
+        """Return the attention of every layer and head over an image: its number in the test split, or a file."""
+        (image,) = pictures.chosen(self.config.data, self.config.seed, [text])
+        return AttentionMaps(self._maps(params, image), {})
+
+    def _maps(self, params: Params, image: np.ndarray) -> dict[str, np.ndarray]:
+        maps = pictures.attention(self.model, params, self.scale, image[None])
+        return {kind: weights[0] for kind, weights in maps.items()}
