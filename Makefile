@@ -16,7 +16,7 @@ demo: $(VENV)/.installed
 	@echo; echo 'Attention:'
 	@$(BIN)/attnlab eval --workdir=$(RUNS)/attention --split=test
 	@echo; $(BIN)/attnlab translate --workdir=$(RUNS)/attention "the teacher's small black dog does not see the European Security Area."
-	@echo; $(BIN)/python -c "from attnlab.report import page; print('both side by side:', page.compare('$(RUNS)/report.html', ['$(RUNS)/attention', '$(RUNS)/fixed']))"
+	@echo; $(BIN)/python -c "from attnlab.report import page; print('both side by side:', page.write_comparison_page('$(RUNS)/report.html', ['$(RUNS)/attention', '$(RUNS)/fixed']))"
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder

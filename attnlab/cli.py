@@ -17,21 +17,21 @@ from attnlab.flags import Command, Flag, nearest, number, parse, span
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns the exit code; None for that of the process."""
     if argv is None:
-        environment.leave_on_interrupt()
-        environment.standard_streams()
+        environment.exit_on_interrupt()
+        environment.open_standard_streams()
         if sys.argv[1:2] and sys.argv[1] in _COMPUTING:
-            environment.ask_for_large_pages()
+            environment.enable_large_pages()
     code, line = _run(list(sys.argv[1:] if argv is None else argv))
-    if environment.joined:
+    if environment.is_distributed:
         from attnlab.train import processes
 
-        line = processes.named(line) if line else ''
+        line = processes.prefix_process_number(line) if line else ''
     if line:
         environment.print_error(_printable(line))
-    if code and environment.joined and processes.several():
-        processes.leave(code)
+    if code and environment.is_distributed and processes.is_multi_process():
+        processes.exit_process(code)
     if code == 1 and argv is None:  # threads of a save that failed would tell of it once more, in tracebacks
-        environment.leave(code)
+        environment.exit_now(code)
     return code
 
 
@@ -52,7 +52,7 @@ def _run(argv: list[str]) -> tuple[int, str]:
     except BrokenPipeError:  # whoever read what is printed has gone
         return 1, ''
     except (MemoryError, RuntimeError, AssertionError) as error:
-        if reason := environment.without_device():
+        if reason := environment.device_error():
             return 2, reason
         if isinstance(error, MemoryError) or str(error).startswith('RESOURCE_EXHAUSTED'):  # NumPy's, or a device's
             return 1, f'not enough memory: {(str(error) or "Python has none left").splitlines()[0]}'
@@ -96,7 +96,7 @@ def _dispatch(argv: list[str]) -> int | None:
 def _train(given: argparse.Namespace) -> int | None:
     from attnlab import configs
 
-    config = configs.load(given.config, given.overrides)
+    config = configs.load_experiment(given.config, given.overrides)
     workdir = Path(given.workdir)
     files.check_folder(workdir, 'workdir')
     if (workdir / 'sweep.json').exists():
@@ -105,20 +105,20 @@ def _train(given: argparse.Namespace) -> int | None:
     profile = span('profile', given.profile)
 
     if count and number is None:
-        from attnlab.launch import MOST, launch
+        from attnlab.launch import MAX_PROCESSES, launch_processes
 
-        if count > MOST:
-            raise UserError(f'--processes is {count}; expected at most {MOST} on one machine')
-        environment.prepare(count)
-        return launch(sys.argv[1:], count)
+        if count > MAX_PROCESSES:
+            raise UserError(f'--processes is {count}; expected at most {MAX_PROCESSES} on one machine')
+        environment.configure_process(count)
+        return launch_processes(sys.argv[1:], count)
     environment.stop_with_launcher()
-    environment.prepare(number=number or 0)
+    environment.configure_process(number=number or 0)
     from attnlab.train import processes, run
 
     if given.processes:
-        processes.join(count, number, given.coordinator)
-    done = run.train(config, workdir, debug_nans=given.debug_nans, profile=profile)
-    if processes.first():
+        processes.join_processes(count, number, given.coordinator)
+    done = run.train_run(config, workdir, debug_nans=given.debug_nans, profile=profile)
+    if processes.is_first_process():
         print('trained,', ', '.join(f'{name} {value:.6g}' for name, value in done.items()))
     return None
 
@@ -139,20 +139,20 @@ def _processes(given: argparse.Namespace) -> tuple[int | None, int | None]:
 def _sweep(given: argparse.Namespace) -> int | None:
     from attnlab.sweeps import command
 
-    return command.run(given)
+    return command.run_sweep_command(given)
 
 
 def _eval(given: argparse.Namespace) -> None:
     workdir = _run_directory(given.workdir)
 
-    environment.prepare()
-    from attnlab.report import page, screen
+    environment.configure_process()
+    from attnlab.report import page, terminal
     from attnlab.train import run
 
-    split, scores = run.evaluate(workdir, given.split)
-    print(screen.scores(scores))
-    with files.optional(workdir):
-        print(f'page: {page.run_page(workdir, split, scores)}')
+    split, scores = run.evaluate_run(workdir, given.split)
+    print(terminal.format_scores(scores))
+    with files.log_write_errors(workdir):
+        print(f'page: {page.write_run_page(workdir, split, scores)}')
 
 
 def _translate(given: argparse.Namespace) -> None:
@@ -165,25 +165,25 @@ def _translate(given: argparse.Namespace) -> None:
         if is_blank(sentence):
             raise UserError(f'sentence {at} is empty')
 
-    environment.prepare()
+    environment.configure_process()
     from attnlab.tasks.align import pictures
     from attnlab.train import run
 
-    for translated in run.load(workdir).translate(sentences, given.joined, layer, given.shifted):
+    for translated in run.load_run(workdir).translate(sentences, given.joined, layer, given.shifted):
         print(translated.text)
         if translated.weights.size:
-            pictures.show(workdir, translated)
+            pictures.show_alignment(workdir, translated)
 
 
 def _generate(given: argparse.Namespace) -> None:
     workdir = _run_directory(given.workdir)
     numbers = {name: number(name, getattr(given, name), kind) for name, kind in _GENERATED.items()}
 
-    environment.prepare()
+    environment.configure_process()
     from attnlab.train import run
 
     options = {name: number for name, number in numbers.items() if number is not None}
-    for text in run.load(workdir).generate(given.prompt or '', **options):
+    for text in run.load_run(workdir).generate(given.prompt or '', **options):
         print(text)
 
 
@@ -200,29 +200,29 @@ def _attend(given: argparse.Namespace) -> None:
         raise UserError('attend expects a text in quotes, an image, or several')
     files.check_writable(workdir)  # files are all that it makes
 
-    environment.prepare()
-    from attnlab.tasks.task import Attends, able
+    environment.configure_process()
+    from attnlab.tasks.task import SupportsAttend, require_support
     from attnlab.train import run
 
-    trained = run.load(workdir)
-    able(trained.task, Attends, 'attend').attend(trained.params, texts, layer, head)
+    trained = run.load_run(workdir)
+    require_support(trained.task, SupportsAttend, 'attend').attend(trained.params, texts, layer, head)
 
 
 def _count(given: argparse.Namespace) -> None:
     from attnlab import configs
 
-    config = configs.load(given.config, given.overrides)
+    config = configs.load_experiment(given.config, given.overrides)
 
-    environment.prepare()
+    environment.configure_process()
     if given.mesh is None:
         from attnlab.train import count
 
-        print(count.table(*count.count(config)))
+        print(count.format_costs(*count.count_costs(config)))
     else:
-        from attnlab.train import devices, traffic
+        from attnlab.train import communication, devices
 
-        environment.pretend(devices.number_of(given.mesh))
-        print(traffic.table(*traffic.count(config, given.mesh)))
+        environment.simulate_cpu_devices(devices.count_mesh_devices(given.mesh))
+        print(communication.format_communication(*communication.count_communication(config, given.mesh)))
 
 
 def _config(given: argparse.Namespace) -> None:
@@ -230,17 +230,17 @@ def _config(given: argparse.Namespace) -> None:
     from attnlab.configs import describe, fields
     from attnlab.configs.tasks import config_class
 
-    config = configs.load(given.config, given.overrides)
-    environment.prepare()
+    config = configs.load_experiment(given.config, given.overrides)
+    environment.configure_process()
     cls = config_class(config.task)
-    fields.typed(cls, config)
-    print(describe.table(cls, config))
+    fields.to_dataclass(cls, config)
+    print(describe.config_table(cls, config))
 
 
 def _aer(given: argparse.Namespace) -> None:
     from attnlab.data import alignments
 
-    scores = alignments.aer(given.gold, given.links, given.swap)
+    scores = alignments.score_alignment_files(given.gold, given.links, given.swap)
     print(f'AER {scores.aer:.4f}  precision {scores.precision:.4f}  recall {scores.recall:.4f}')
 
 

@@ -14,14 +14,14 @@ from typing import Any, NoReturn
 _DEVICES = 'force_host_platform_device_count'
 _LAUNCHER = 'ATTNLAB_LAUNCHER'
 
-joined = False
-"""Whether this process has joined others for a training (`attnlab.train.processes.join`)."""
+is_distributed = False
+"""Whether this process has joined others for a training (`attnlab.train.processes.join_processes`)."""
 
-CPU_DEVICES = 8
+MAX_CPU_DEVICES = 8
 """At most so many cores of a CPU are devices of their own, which share a batch; each uses the others' cores too."""
 
 
-def ask_for_large_pages() -> None:
+def enable_large_pages() -> None:
     """Starts the process once more with memory in large pages, for which glibc takes a wish at the start only.
 
     A training step on a CPU takes and returns large arrays.  Who sets GLIBC_TUNABLES, to whatever, has no second start.
@@ -31,7 +31,7 @@ def ask_for_large_pages() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def command(*argv: str) -> list[str]:
+def attnlab_command(*argv: str) -> list[str]:
     """The command line of a process of this copy of the package.
 
     With -P no folder of the user comes first in sys.path: `python -m attnlab` would import a random.py or jax.py of the
@@ -40,7 +40,7 @@ def command(*argv: str) -> list[str]:
     return [sys.executable, '-P', str(Path(__file__).with_name('__main__.py')), *argv]
 
 
-def standard_streams() -> None:
+def open_standard_streams() -> None:
     """Opens the null device in place of each closed standard stream, and prints unknown characters as escapes.
 
     The number of a closed stream would be that of the next file that is opened, which then gets what libraries print.
@@ -55,7 +55,7 @@ def standard_streams() -> None:
             stream.reconfigure(errors='backslashreplace')
 
 
-def prepare(processes: int = 1, number: int = 0) -> None:
+def configure_process(processes: int = 1, number: int = 0) -> None:
     """Log lines of ours on the screen, compiled programs kept from one start to the next, and a device a core.
 
     processes, number: so many share the cores, and which of them this is; log lines are the first one's.
@@ -76,7 +76,7 @@ def prepare(processes: int = 1, number: int = 0) -> None:
         usable = getattr(os, 'sched_getaffinity', None)  # Linux: what a container allows, not what the machine has
         cores = len(usable(0)) if usable else os.cpu_count() or 1
         # The devices of a busy machine may wait for each other longer than the 40 seconds after which XLA gives up.
-        wish = f'--xla_{_DEVICES}={min(max(cores // processes, 1), CPU_DEVICES)}'
+        wish = f'--xla_{_DEVICES}={min(max(cores // processes, 1), MAX_CPU_DEVICES)}'
         _add_flags(wish, '--xla_cpu_collective_call_terminate_timeout_seconds=600')
 
 
@@ -86,10 +86,10 @@ def print_error(line: str) -> None:
     sys.stderr.flush()
 
 
-def share(number: int, count: int) -> None:
+def restrict_hardware(number: int, count: int) -> None:
     """Leaves to this process its part, `number` of `count`, of the cores and NVIDIA GPUs that it may use.
 
-    Before `prepare`, and before JAX is imported.  Where there are fewer than processes, several share one.
+    Before `configure_process`, and before JAX is imported.  Where there are fewer than processes, several share one.
     """
     if hasattr(os, 'sched_setaffinity'):
         cores = sorted(os.sched_getaffinity(0), key=_place)
@@ -128,7 +128,7 @@ def _gpus() -> list[str]:
     return [str(number) for number, _ in enumerate(Path('/proc/driver/nvidia/gpus').glob('*'))]
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """Ends the process at once, with nothing waited for."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # a pipe that nobody reads any more, a full disk
@@ -136,7 +136,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def leave_on_interrupt() -> None:
+def exit_on_interrupt() -> None:
     """Ends the process at once, in one line, when SIGINT comes, unless it was started to ignore that.
 
     Python's own handler raises KeyboardInterrupt wherever the program stands: in the midst of an import or of a
@@ -154,13 +154,13 @@ def leave_on_interrupt() -> None:
     signal.signal(signal.SIGINT, interrupted)
 
 
-def launched() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """The environment of a process that is to stop, and save, once this one is gone."""
     return {**os.environ, _LAUNCHER: str(os.getpid())}
 
 
 def stop_with_launcher() -> None:
-    """Stops this process with SIGTERM once the one that started it in `launched` is gone, however it ended."""
+    """Stops this process with SIGTERM once the one that started it in `child_environment` is gone, however it ended."""
     launcher = os.environ.pop(_LAUNCHER, None)
     if launcher is None:
         return
@@ -173,7 +173,7 @@ def stop_with_launcher() -> None:
     threading.Thread(target=look, daemon=True).start()
 
 
-def without_device() -> str | None:
+def device_error() -> str | None:
     """The reason for which JAX has no device, in one line; None where it has one, or was not imported."""
     jax = sys.modules.get('jax')
     if jax is None:
@@ -187,7 +187,7 @@ def without_device() -> str | None:
     return None
 
 
-def pretend(devices: int) -> None:
+def simulate_cpu_devices(devices: int) -> None:
     """So many devices of a CPU, to compile for; before any is used."""
     os.environ['JAX_PLATFORMS'] = 'cpu'
     if jax := sys.modules.get('jax'):  # which has read the variable already
@@ -195,7 +195,7 @@ def pretend(devices: int) -> None:
     _add_flags(f'--xla_{_DEVICES}={devices}')  # the last one counts
 
 
-def memory() -> int:
+def host_memory_bytes() -> int:
     """Bytes that the processes of this machine may use together: its RAM, or less where a control group has less."""
     limits = [os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')]
     try:

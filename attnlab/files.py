@@ -13,9 +13,9 @@ from attnlab.errors import UserError
 
 
 @contextmanager
-def replaced(path: str | os.PathLike) -> Iterator[Path]:
+def replace_atomically(path: str | os.PathLike) -> Iterator[Path]:
     """A name beside `path` to write to: the new file takes the old one's place at the end, and is gone on an error."""
-    part = beside(path)
+    part = temporary_path(path)
     try:
         yield part
         os.replace(part, path)
@@ -28,14 +28,14 @@ def replaced(path: str | os.PathLike) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-def write(path: str | os.PathLike, content: str | bytes) -> None:
+def write_file(path: str | os.PathLike, content: str | bytes) -> None:
     """Writes a whole file; text as UTF-8, ends of line as they are."""
-    with replaced(path) as part:
+    with replace_atomically(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def optional(folder: str | os.PathLike) -> Iterator[None]:
+def log_write_errors(folder: str | os.PathLike) -> Iterator[None]:
     """Logs OSError instead of raising it, once for a folder: for files beside a result that is printed."""
     try:
         yield
@@ -49,12 +49,12 @@ def optional(folder: str | os.PathLike) -> Iterator[None]:
 
 
 _UNWRITABLE: set[str] = set()
-"""Folders that `optional` has logged."""
+"""Folders that `log_write_errors` has logged."""
 
 
 def check_writable(folder: str | os.PathLike) -> None:
     """Raises OSError where no file can be made in a folder."""
-    part = beside(Path(folder) / 'new')
+    part = temporary_path(Path(folder) / 'new')
     try:
         part.touch()
     except OSError as error:
@@ -87,13 +87,13 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if type(step) is int and isinstance(split, str) and fine else None
 
 
-def beside(path: str | os.PathLike) -> Path:
+def temporary_path(path: str | os.PathLike) -> Path:
     """A name in the same folder that no other process takes."""
     path = Path(path)
     return path.with_name(f'{path.name}.{socket.gethostname()}.{os.getpid()}.partial')
 
 
-def lock(path: str | os.PathLike) -> TextIO | None:
+def lock_file(path: str | os.PathLike) -> TextIO | None:
     """Holds a lock until the file is closed or the process ends, however it does; None where another holds it.
 
     Raises OSError where the file system has none.
@@ -112,7 +112,7 @@ def lock(path: str | os.PathLike) -> TextIO | None:
     return file
 
 
-def at_home(path: str, name: str) -> str:
+def expand_home(path: str, name: str) -> str:
     """The path with ~ or ~USER at its start replaced by the home folder: behind the = of a flag a shell leaves it.
 
     name: of the flag or config field, for the UserError where there is no such user.

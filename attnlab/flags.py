@@ -61,7 +61,7 @@ def _one(name: str, flag: Flag, values: list | None) -> Any:
         raise UserError(f'--{flag.name} expects {flag.metavar}, got nothing')
     if flag.metavar not in _PATHS:
         return values[0]
-    path = files.at_home(values[0], f'--{flag.name}')
+    path = files.expand_home(values[0], f'--{flag.name}')
     if not files.is_utf8(whole := os.path.abspath(path)):  # it is written into pages and tables
         raise UserError(f'--{flag.name} is {whole!r}; expected folders whose names are UTF-8')
     return path

@@ -10,24 +10,24 @@ from collections.abc import Sequence
 
 from attnlab import environment
 
-GRACE = 10.0
+GRACE_SECONDS = 10.0
 """Seconds that the others have to end by themselves once one has failed."""
 
-MOST = 64
+MAX_PROCESSES = 64
 """Processes of one machine: each needs a core or a GPU of its own to be of use."""
 
 _POLL = 0.1
 
 
-def launch(argv: Sequence[str], count: int) -> int:
+def launch_processes(argv: Sequence[str], count: int) -> int:
     """Runs `attnlab ARGV` as processes 0 to count - 1 of one run and returns its exit code.
 
     That is 0 where all succeed, else the code of the first one that failed, 1 for one that was killed.  SIGTERM goes on
     to all of them, SIGINT comes to them from the terminal.
     """
-    address = f'127.0.0.1:{free_port()}'
-    command = environment.command(*argv, f'--coordinator={address}')
-    start = lambda number: subprocess.Popen([*command, f'--process={number}'], env=environment.launched())
+    address = f'127.0.0.1:{find_free_port()}'
+    command = environment.attnlab_command(*argv, f'--coordinator={address}')
+    start = lambda number: subprocess.Popen([*command, f'--process={number}'], env=environment.child_environment())
     processes = [start(number) for number in range(count)]
 
     def forward(number: int, frame: object) -> None:
@@ -62,7 +62,7 @@ def _watch(processes: list[subprocess.Popen]) -> int:
 
 def _ended(processes: list[subprocess.Popen], first: int) -> int:
     """Waits for the others to end, ends those that do not, and tells of the first one; the exit code of all."""
-    limit = time.monotonic() + GRACE
+    limit = time.monotonic() + GRACE_SECONDS
     while any(process.poll() is None for process in processes) and time.monotonic() < limit:
         time.sleep(_POLL)
     left = [process for process in processes if process.poll() is None]
@@ -78,7 +78,7 @@ def _ended(processes: list[subprocess.Popen], first: int) -> int:
     return 1
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A port of this machine that nobody listens to."""
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))

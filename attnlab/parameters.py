@@ -1,14 +1,14 @@
 """The parameters of all models by their paths: how each is divided over a mesh, and whether its weights decay.
 
 A path is as in 'stack/block_0/attention/query/kernel'. A state of the optimizer has the path of its parameter at its
-end. A layer with a new parameter adds a row to `TABLE`.
+end. A layer with a new parameter adds a row to `PARAMETER_RULES`.
 """
 
 import re
 from typing import Literal, NamedTuple
 
 
-class Row(NamedTuple):
+class ParameterRule(NamedTuple):
     """A kind of parameter.
 
     pattern: regular expression of the end of the path.
@@ -24,50 +24,52 @@ class Row(NamedTuple):
     kind: Literal['', 'lookup', 'expert'] = ''
 
 
-TABLE = (
+PARAMETER_RULES = (
     # Attention: [D, N, H], [N, H, D] and their biases.
-    Row(r'(cross_)?attention/(query|key|value)/kernel', ('fsdp', 'tensor', None)),
-    Row(r'(cross_)?attention/(query|key|value)/bias', ('tensor', None), decayed=False),
-    Row(r'(cross_)?attention/out/kernel', ('tensor', None, 'fsdp')),
-    Row(r'attention/sinks', ('tensor',), decayed=False),
-    Row(r'attention/qk_scale', (), decayed=False),
-    Row(r'relative_bias/table', (None, 'tensor')),
+    ParameterRule(r'(cross_)?attention/(query|key|value)/kernel', ('fsdp', 'tensor', None)),
+    ParameterRule(r'(cross_)?attention/(query|key|value)/bias', ('tensor', None), decayed=False),
+    ParameterRule(r'(cross_)?attention/out/kernel', ('tensor', None, 'fsdp')),
+    ParameterRule(r'attention/sinks', ('tensor',), decayed=False),
+    ParameterRule(r'attention/qk_scale', (), decayed=False),
+    ParameterRule(r'relative_bias/table', (None, 'tensor')),
     # Experts: [E, D, F] and [E, F, D].
-    Row(r'experts/(up|gate)/kernel', ('expert', 'fsdp', 'tensor'), kind='expert'),
-    Row(r'experts/(up|gate)/bias', ('expert', 'tensor'), decayed=False, kind='expert'),
-    Row(r'experts/down/kernel', ('expert', 'tensor', 'fsdp'), kind='expert'),
-    Row(r'experts/down/bias', ('expert', None), decayed=False, kind='expert'),
+    ParameterRule(r'experts/(up|gate)/kernel', ('expert', 'fsdp', 'tensor'), kind='expert'),
+    ParameterRule(r'experts/(up|gate)/bias', ('expert', 'tensor'), decayed=False, kind='expert'),
+    ParameterRule(r'experts/down/kernel', ('expert', 'tensor', 'fsdp'), kind='expert'),
+    ParameterRule(r'experts/down/bias', ('expert', None), decayed=False, kind='expert'),
     # MLP, and the one beside experts that all tokens go through: [D, F] and [F, D].
-    Row(r'(mlp|shared_expert)/(up|gate)/kernel', ('fsdp', 'tensor')),
-    Row(r'(mlp|shared_expert)/(up|gate)/bias', ('tensor',), decayed=False),
-    Row(r'(mlp|shared_expert)/down/kernel', ('tensor', 'fsdp')),
+    ParameterRule(r'(mlp|shared_expert)/(up|gate)/kernel', ('fsdp', 'tensor')),
+    ParameterRule(r'(mlp|shared_expert)/(up|gate)/bias', ('tensor',), decayed=False),
+    ParameterRule(r'(mlp|shared_expert)/down/kernel', ('tensor', 'fsdp')),
     # Vocabularies: [V, D] and [D, V]; positions: [T, D].
-    Row(r'(embedding|embed_source|embed_target)/embedding', ('tensor', 'fsdp'), kind='lookup'),
-    Row(r'positions/table', ('fsdp',), kind='lookup'),
-    Row(r'output/kernel', ('fsdp', 'tensor')),
+    ParameterRule(r'(embedding|embed_source|embed_target)/embedding', ('tensor', 'fsdp'), kind='lookup'),
+    ParameterRule(r'positions/table', ('fsdp',), kind='lookup'),
+    ParameterRule(r'output/kernel', ('fsdp', 'tensor')),
     # Other matrices and convolutions, [..., out].
-    Row(r'(hidden|input|candidate|[ih][ifgo]|start|read)/kernel', ('fsdp',)),
-    Row(r'attend/(query|key)/kernel', ('fsdp',)),
-    Row(r'(router|head|score)/kernel', ('fsdp',)),
-    Row(r'(embedding|convolution|stem|\w*_shortcut|\w*_first|\w*_second|\w*convolution_\d+)/kernel', ('fsdp',)),
-    Row(r'attend/vector', ()),
+    ParameterRule(r'(hidden|input|candidate|[ih][ifgo]|start|read)/kernel', ('fsdp',)),
+    ParameterRule(r'attend/(query|key)/kernel', ('fsdp',)),
+    ParameterRule(r'(router|head|score)/kernel', ('fsdp',)),
+    ParameterRule(
+        r'(embedding|convolution|stem|\w*_shortcut|\w*_first|\w*_second|\w*convolution_\d+)/kernel', ('fsdp',)
+    ),
+    ParameterRule(r'attend/vector', ()),
     # Vectors, but for those above.
-    Row(r'class|registers|bias|scale', (), decayed=False),
+    ParameterRule(r'class|registers|bias|scale', (), decayed=False),
 )
 """The first row that fits counts; only the last one, of all vectors that are not divided, overlaps with others."""
 
-_PATTERNS = [(re.compile(f'(?:.*/)?(?:{row.pattern})'), row) for row in TABLE]
+_PATTERNS = [(re.compile(f'(?:.*/)?(?:{row.pattern})'), row) for row in PARAMETER_RULES]
 _BLOCK = re.compile(r'(?:stage_(\d+)_)?block_(\d+)')
 
 
-def find(path: str) -> Row | None:
+def find_rule(path: str) -> ParameterRule | None:
     """The row of a parameter; None for a name that no model of the package has."""
     return next((row for pattern, row in _PATTERNS if pattern.fullmatch(path)), None)
 
 
 def is_decayed(path: str, ndim: int) -> bool:
     """Whether weight decay applies to a parameter of `ndim` axes; outside of the table, to matrices."""
-    row = find(path)
+    row = find_rule(path)
     return row.decayed if row else ndim - is_stacked(path) > 1
 
 
@@ -76,12 +78,12 @@ def is_stacked(path: str) -> bool:
     return 'blocks' in path.split('/')
 
 
-def block(path: str) -> tuple[int, int] | None:
+def find_block(path: str) -> tuple[int, int] | None:
     """(stage, number) of a parameter's block: block_2 of a Transformer, stage_1_block_2 of a residual network."""
     found = next(filter(None, map(_BLOCK.match, path.split('/'))), None)
     return (int(found[1] or 0), int(found[2])) if found else None
 
 
-def is_behind_blocks(path: str) -> bool:
+def is_after_blocks(path: str) -> bool:
     """Whether a parameter outside of the blocks comes after them."""
     return not {'stack', 'head', 'pool'}.isdisjoint(path.split('/'))

@@ -372,7 +372,7 @@ def test_count_refuses(capsys, calls, argv, message):
 
 def test_a_task_that_cannot_is_named(capsys, monkeypatch):
     task = types.SimpleNamespace(config=types.SimpleNamespace(task='sort'))
-    monkeypatch.setattr('attnlab.train.run.load', lambda workdir: types.SimpleNamespace(task=task, params=None))
+    monkeypatch.setattr('attnlab.train.run.load_run', lambda workdir: types.SimpleNamespace(task=task, params=None))
     for command, argv in (('translate', ['x']), ('generate', []), ('attend', ['x'])):
         assert refused(capsys, command, '--workdir=runs/one', *argv) == f"a run of task 'sort' does not {command}"
 
@@ -422,7 +422,7 @@ def test_exit_codes(monkeypatch, capsys, raised, code, line):
     def stop(*args, **kw):
         raise raised
 
-    monkeypatch.setattr('attnlab.train.run.evaluate', stop)
+    monkeypatch.setattr('attnlab.train.run.evaluate_run', stop)
     assert cli.main(['eval', '--workdir=runs/one']) == code
     assert capsys.readouterr().err == line
 
@@ -438,7 +438,7 @@ def test_a_platform_that_is_not_there_is_told_in_one_line(monkeypatch, capsys, e
 
     monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
     monkeypatch.setattr('jax.devices', absent)
-    monkeypatch.setattr('attnlab.train.run.evaluate', absent)
+    monkeypatch.setattr('attnlab.train.run.evaluate_run', absent)
     assert cli.main(['eval', '--workdir=runs/one']) == 2
     expected = 'expected a platform of this machine, such as cpu'
     assert capsys.readouterr().err == f"attnlab: JAX_PLATFORMS is 'cuda': {reason}; {expected}\n"
@@ -448,13 +448,13 @@ def test_a_runtime_error_with_devices_keeps_its_traceback(monkeypatch):
     def fail(*args, **kw):
         raise RuntimeError('of ours')
 
-    monkeypatch.setattr('attnlab.train.run.evaluate', fail)
+    monkeypatch.setattr('attnlab.train.run.evaluate_run', fail)
     with pytest.raises(RuntimeError, match='of ours'):
         cli.main(['eval', '--workdir=runs/one'])
 
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr('attnlab.train.run.evaluate', lambda *args, **kw: {}['x'])
+    monkeypatch.setattr('attnlab.train.run.evaluate_run', lambda *args, **kw: {}['x'])
     with pytest.raises(KeyError):
         cli.main(['eval', '--workdir=runs/one'])
 

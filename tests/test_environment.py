@@ -35,7 +35,7 @@ def test_gpus(monkeypatch, visible, count, number, expected, fraction):
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
     monkeypatch.delenv('XLA_PYTHON_CLIENT_MEM_FRACTION', raising=False)
     monkeypatch.setattr(environment.os, 'sched_setaffinity', lambda pid, cores: None, raising=False)
-    environment.share(number, count)
+    environment.restrict_hardware(number, count)
     assert os.environ['CUDA_VISIBLE_DEVICES'] == expected
     assert os.environ.get('XLA_PYTHON_CLIENT_MEM_FRACTION') == fraction
     monkeypatch.delenv('XLA_PYTHON_CLIENT_MEM_FRACTION', raising=False)
@@ -45,7 +45,7 @@ def test_gpus(monkeypatch, visible, count, number, expected, fraction):
 def test_cores():
     """Of processes; together they have all, and none has another's where there are enough."""
     count = min(len(os.sched_getaffinity(0)), 2)
-    program = 'import os, sys; from attnlab import environment; environment.share(int(sys.argv[1]), int(sys.argv[2])); '
+    program = 'import os, sys; from attnlab import environment; environment.restrict_hardware(int(sys.argv[1]), int(sys.argv[2])); '
     program += 'environment.prepare(); print(*os.sched_getaffinity(0)); print(os.environ["XLA_FLAGS"])'
     env = process_environment()
     del env['XLA_FLAGS']
@@ -55,13 +55,15 @@ def test_cores():
                               text=True, check=True)  # fmt: skip
         cores, flags = done.stdout.splitlines()
         found.append(set(map(int, cores.split())))
-        assert f'device_count={min(len(found[-1]), environment.CPU_DEVICES)} ' in flags + ' '
+        assert f'device_count={min(len(found[-1]), environment.MAX_CPU_DEVICES)} ' in flags + ' '
     assert set.union(*found) == os.sched_getaffinity(0) and sum(map(len, found)) == len(set.union(*found))
 
 
 def test_programs_from_the_cache_are_read_in_silence(tmp_path):
     """Also where jaxlib takes a processor's preferences for features that it lacks."""
-    program = 'from attnlab import environment; environment.prepare(); import jax; print(jax.jit(lambda x: x @ x)'
+    program = (
+        'from attnlab import environment; environment.configure_process(); import jax; print(jax.jit(lambda x: x @ x)'
+    )
     program += '(jax.numpy.ones((300, 300))).sum())'
     env = process_environment() | {'JAX_COMPILATION_CACHE_DIR': str(tmp_path)}
     env.pop('TF_CPP_MIN_LOG_LEVEL', None)
@@ -95,8 +97,8 @@ def test_every_command_that_computes_tells_an_absent_platform_in_one_line(tmp_pa
 INTERRUPTED = """
 import os, signal, sys, time
 from attnlab import environment
-environment.leave_on_interrupt()
-from attnlab.train.signals import wishes
+environment.exit_on_interrupt()
+from attnlab.train.signals import catch_stop_signals
 
 class Stubborn:
     def __del__(self):  # Python drops what is raised here
@@ -106,7 +108,7 @@ class Stubborn:
 if sys.argv[1] == 'in the midst of a callback':
     Stubborn()
 elif sys.argv[1] == 'a second time':
-    with wishes() as wish:
+    with catch_stop_signals() as wish:
         os.kill(os.getpid(), signal.SIGINT)
         assert wish(1) == signal.SIGINT
         os.kill(os.getpid(), signal.SIGINT)

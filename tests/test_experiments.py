@@ -9,16 +9,16 @@ import pytest
 
 from attnlab import configs
 from attnlab.configs import fields
-from attnlab.data.images import CLASSES, LAYOUTS
+from attnlab.data.images import CIFAR_LAYOUTS, CLASS_COUNTS
 from attnlab.errors import UserError
 from attnlab.sweeps import points
-from attnlab.tasks import task_of
+from attnlab.tasks import create_task
 from attnlab.train import run
 from tests.experiments import EXPERIMENTS, leaves
-from tests.tiny import TINY
+from tests.tiny import TINY_GRAMMAR
 
-TRAIN = {key: value for key, value in TINY.items() if key.startswith('train.')} | {'train.duration': '2 steps'}
-RECURRENT = {key: value for key, value in TINY.items() if key.startswith('model.')}
+TRAIN = {key: value for key, value in TINY_GRAMMAR.items() if key.startswith('train.')} | {'train.duration': '2 steps'}
+RECURRENT = {key: value for key, value in TINY_GRAMMAR.items() if key.startswith('model.')}
 TRANSFORMER = {
     'model.layers': '1', 'model.width': '16', 'model.heads': '2', 'model.context': '32', 'train.accumulate': '1',
 }  # fmt: skip
@@ -52,12 +52,12 @@ def image_set(name, folder):
         where = {f'data.{split}': str(folder / f'{split}.npz') for split in ('train', 'test')}
         return sizes | where | {'data.held_out': '4'}
     kind = 'cifar100' if 'cifar100' in name else 'cifar10'
-    layout = LAYOUTS[kind][1]
+    layout = CIFAR_LAYOUTS[kind][1]
     for file in (*layout.train, *layout.test):
         front = np.zeros((8, layout.before), np.uint8)
         pixels = random.integers(0, 256, (8, 3072)).astype(np.uint8)
         (folder / file).write_bytes(np.concatenate([front, pixels], axis=1).tobytes())
-    (folder / layout.names).write_text('\n'.join(f'class{i}' for i in range(CLASSES[kind])))
+    (folder / layout.names).write_text('\n'.join(f'class{i}' for i in range(CLASS_COUNTS[kind])))
     return {'data.folder': str(folder), 'data.held_out': '4'}
 
 
@@ -75,7 +75,7 @@ def overrides(name, folder):
         return list((more | where | kinds).items())
     data = {'data.vocabulary_size': '400'}
     if 'grammar' in name:
-        data |= {key: value for key, value in TINY.items() if key.startswith('data.')}
+        data |= {key: value for key, value in TINY_GRAMMAR.items() if key.startswith('data.')}
     elif 'multi30k' in name:
         data['data.folder'] = str(folder)
     else:
@@ -127,11 +127,11 @@ DEPENDENT = [  # fields that are read if others have these values
 def fields_and_reads(experiment, folder, monkeypatch, changes=()):
     """The dotted keys of a config, and those that training and evaluation read."""
     write_corpus(folder)
-    plain = configs.load(experiment, list((dict(overrides(experiment, folder)) | dict(changes)).items()))
-    config = task_of(plain).config
+    plain = configs.load_experiment(experiment, list((dict(overrides(experiment, folder)) | dict(changes)).items()))
+    config = create_task(plain).config
     read = record_reads(config, monkeypatch)
-    run.train(config, folder / 'run')
-    task = task_of(config, folder / 'run')
+    run.train_run(config, folder / 'run')
+    task = create_task(config, folder / 'run')
     task.evaluate(jax.jit(task.init)(jax.random.key(0)), task.default_split)
     return set(leaves(plain)), read
 
@@ -155,7 +155,7 @@ def test_a_field_that_depends_on_others_is_read_with_them(
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
 def test_an_argument_that_is_none_is_refused(experiment):
     with pytest.raises(UserError, match="the argument is 'nonsense'; expected"):
-        configs.load(f'{experiment}:nonsense')
+        configs.load_experiment(f'{experiment}:nonsense')
 
 
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
@@ -172,6 +172,6 @@ SWEEPS = {
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
 def test_every_point_of_its_sweeps_can_be_trained(experiment):
     """Each sweep by itself, checked as the command checks it: types, model, optimizer, no point twice."""
-    found = {name: len(points.plan(experiment, (), [name], {}).points)
-             for name in configs.functions(experiment, 'sweep_')}  # fmt: skip
+    found = {name: len(points.make_sweep_plan(experiment, (), [name], {}).points)
+             for name in configs.experiment_functions(experiment, 'sweep_')}  # fmt: skip
     assert found == SWEEPS.get(experiment, {})

@@ -80,7 +80,7 @@ def made(tmp_path_factory) -> Path:
     (folder / 'swept' / 'sweep.json').write_text('{}')
     for name in ('e', 'gru', 'language'):
         (folder / 'runs' / name).mkdir(parents=True)
-        configs.save(configs.load(str(folder / f'{name}.py')), folder / 'runs' / name / 'config.json')
+        configs.save_config(configs.load_experiment(str(folder / f'{name}.py')), folder / 'runs' / name / 'config.json')
     (folder / 'runs' / 'gru' / 'checkpoints' / '1').mkdir(parents=True)  # without one, another config may start there
     for name, text in RUN.items():
         (folder / 'broken' / name).mkdir(parents=True)
@@ -93,10 +93,10 @@ def made(tmp_path_factory) -> Path:
 def folder(made, monkeypatch, as_used):
     """The folder as the current one; what would be set for the whole process is not."""
     monkeypatch.chdir(made)
-    monkeypatch.setattr('attnlab.environment.prepare', lambda *args, **kw: None)
-    monkeypatch.setattr('attnlab.environment.pretend', lambda devices: None)
-    monkeypatch.setattr('attnlab.train.loop.train', None)  # nothing is trained
-    monkeypatch.setattr('attnlab.launch.launch', None)
+    monkeypatch.setattr('attnlab.environment.configure_process', lambda *args, **kw: None)
+    monkeypatch.setattr('attnlab.environment.simulate_cpu_devices', lambda devices: None)
+    monkeypatch.setattr('attnlab.train.loop.run_training_loop', None)  # nothing is trained
+    monkeypatch.setattr('attnlab.launch.launch_processes', None)
     monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(b'')))
     monkeypatch.setattr(sys, 'path', [*sys.path])
     return made

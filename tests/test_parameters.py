@@ -37,24 +37,27 @@ def models(tmp_path_factory):
     found = {}
     for spec, changes in MODELS:
         needed = next((fields for name, fields in NEEDED.items() if name in spec), ())
-        config = configs.load(spec, [*changes.items(), *((f'data.{name}', str(folder)) for name in needed)])
-        params = tasks.task_of(config).outline(None, False).params
-        leaves, decays = jax.tree_util.tree_flatten_with_path(params)[0], jax.tree.leaves(optimizer.decayed(params))
+        config = configs.load_experiment(spec, [*changes.items(), *((f'data.{name}', str(folder)) for name in needed)])
+        params = tasks.create_task(config).outline(None, False).params
+        leaves, decays = (
+            jax.tree_util.tree_flatten_with_path(params)[0],
+            jax.tree.leaves(optimizer.weight_decay_mask(params)),
+        )
         found[spec, *changes.items()] = {
-            checksum.path(keys): (leaf.shape, decay) for (keys, leaf), decay in zip(leaves, decays, strict=True)
+            checksum.path_string(keys): (leaf.shape, decay) for (keys, leaf), decay in zip(leaves, decays, strict=True)
         }
     return found
 
 
 def test_each_parameter_has_one_row_and_each_row_a_parameter(models):
-    *rows, vectors = parameters.TABLE
+    *rows, vectors = parameters.PARAMETER_RULES
     used = set()
     for path in {path for model in models.values() for path in model}:
         fitting = [row for row in rows if re.fullmatch(f'(.*/)?({row.pattern})', path)]
         assert len(fitting) <= 1, path
-        assert parameters.find(path) == (fitting or [vectors])[0], path
-        used.add(parameters.find(path))
-    assert used == set(parameters.TABLE)
+        assert parameters.find_rule(path) == (fitting or [vectors])[0], path
+        used.add(parameters.find_rule(path))
+    assert used == set(parameters.PARAMETER_RULES)
 
 
 def test_every_matrix_is_decayed_and_divided(models):
@@ -62,7 +65,9 @@ def test_every_matrix_is_decayed_and_divided(models):
         for path, (shape, decay) in model.items():
             assert decay == path.endswith(('kernel', 'embedding', 'table', 'attend/vector')), path
             assert decay == (len(shape) - parameters.is_stacked(path) > 1 and not path.endswith('bias')), path
-            even = sharding.divided(path, tuple(8 * size for size in shape), {'fsdp': 2, 'tensor': 2, 'expert': 2})
+            even = sharding.parameter_spec(
+                path, tuple(8 * size for size in shape), {'fsdp': 2, 'tensor': 2, 'expert': 2}
+            )
             if path.endswith(('kernel', 'embedding', 'table')) and 'relative_bias' not in path:
                 assert 'fsdp' in even, path
 
@@ -74,6 +79,6 @@ def test_a_parameter_outside_of_the_table_is_decayed_if_it_is_a_matrix():
 
 def test_the_block_of_a_parameter():
     paths = ('stack/block_3/mlp/up/kernel', 'stage_1_block_0_first/kernel', 'stack/blocks/mlp/up/kernel', 'head/bias')
-    assert [parameters.block(path) for path in paths] == [(0, 3), (1, 0), None, None]
+    assert [parameters.find_block(path) for path in paths] == [(0, 3), (1, 0), None, None]
     assert [parameters.is_stacked(path) for path in paths] == [False, False, True, False]
-    assert parameters.is_behind_blocks('head/bias') and not parameters.is_behind_blocks('embedding/embedding')
+    assert parameters.is_after_blocks('head/bias') and not parameters.is_after_blocks('embedding/embedding')

@@ -47,7 +47,7 @@ def test_the_package_loads_nothing_heavy():
 SHADOWS = ('random', 'token', 'queue', 'argparse', 'json', 'signal', 'jax', 'numpy')
 
 
-@pytest.mark.parametrize('start', [['-m', 'attnlab'], environment.command()[1:]], ids=['python -m', 'workers'])
+@pytest.mark.parametrize('start', [['-m', 'attnlab'], environment.attnlab_command()[1:]], ids=['python -m', 'workers'])
 def test_files_of_the_current_folder_stand_for_no_module(tmp_path, monkeypatch, start):
     """Those of the standard library and of others, such as a user's random.py; `attnlab` itself is not there at all."""
     for name in SHADOWS:
@@ -96,7 +96,7 @@ def test_a_closed_or_full_stream_ends_in_no_traceback(tmp_path, redirection, cod
 ])  # fmt: skip
 def test_what_an_encoding_does_not_have_is_printed_as_escapes(monkeypatch, encoding, out):
     monkeypatch.setenv('PYTHONIOENCODING', encoding)
-    program = 'from attnlab import environment; environment.standard_streams(); print(True, "café \u2603")'
+    program = 'from attnlab import environment; environment.open_standard_streams(); print(True, "café \u2603")'
     done = subprocess.run([sys.executable, '-c', program], capture_output=True, env=_environment())
     assert (done.returncode, done.stdout, done.stderr) == (0, out, b'')
 

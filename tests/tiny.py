@@ -8,7 +8,7 @@ import numpy as np
 
 from attnlab import configs
 
-TINY = {
+TINY_GRAMMAR = {
     'data.train_examples': '128', 'data.test_examples': '24', 'data.widths': '12,20',
     'model.embedding': '8', 'model.hidden': '12',
     'optimizer.learning_rate': '0.01', 'optimizer.warmup': '2 steps',
@@ -18,45 +18,49 @@ TINY = {
 T = 16  # the context of a tiny language model
 
 
-def tiny_config(arg='', **changes):
+def tiny_grammar_config(arg='', **changes):
     """The grammar experiment cut down to a second or two; changes: dotted keys with `__` for the dot."""
-    overrides = TINY | {key.replace('__', '.'): value for key, value in changes.items()}
-    return configs.load(f'experiments/align/grammar_gru.py{":" + arg if arg else ""}', list(overrides.items()))
+    overrides = TINY_GRAMMAR | {key.replace('__', '.'): value for key, value in changes.items()}
+    return configs.load_experiment(
+        f'experiments/align/grammar_gru.py{":" + arg if arg else ""}', list(overrides.items())
+    )
 
 
 LINES = [f'the {who} {does} {whom}.' for who in ('cat', 'dog', 'old teacher') for does in ('sees', 'fears', 'likes')
          for whom in ('Zoe', 'a bird', 'the quick mouse', 'Jim')]  # fmt: skip
-TRANSFORMER = {'model.layers': '1', 'model.width': '16', 'model.heads': '2', 'model.context': '16'}
-STEPS = {
+TINY_TRANSFORMER = {'model.layers': '1', 'model.width': '16', 'model.heads': '2', 'model.context': '16'}
+TINY_TRAINING = {
     'optimizer.learning_rate': '0.01', 'optimizer.warmup': '2 steps', 'train.batch_size': '4',
     'train.duration': '20 steps', 'train.eval_every': '14 steps', 'train.save_every': '7 steps',
     'train.log_every': '1 steps', 'train.mesh': 'data=1',
 }  # fmt: skip
 
 
-def tiny_language(folder, arg='', **changes):
+def tiny_language_config(folder, arg='', **changes):
     """The experiment with Shakespeare's characters on `LINES`, which are put into a folder, as small."""
     folder.mkdir(exist_ok=True)
     (folder / 'input.txt').write_text('\n'.join(LINES) + '\n')
-    overrides = TRANSFORMER | STEPS | {'data.folder': str(folder)}
+    overrides = TINY_TRANSFORMER | TINY_TRAINING | {'data.folder': str(folder)}
     overrides |= {key.replace('__', '.'): str(value) for key, value in changes.items()}
-    return configs.load(f'experiments/language/shakespeare_char.py{":" + arg if arg else ""}', list(overrides.items()))
+    return configs.load_experiment(
+        f'experiments/language/shakespeare_char.py{":" + arg if arg else ""}', list(overrides.items())
+    )
 
 
-def tiny_transformer(**changes):
+def tiny_transformer_config(**changes):
     """The grammar's Transformer, as small, with two layers."""
-    data = {key: value for key, value in TINY.items() if key.startswith(('data.', 'train.'))}
-    overrides = TRANSFORMER | data | {'model.layers': '2', 'data.widths': '20'}
+    data = {key: value for key, value in TINY_GRAMMAR.items() if key.startswith(('data.', 'train.'))}
+    overrides = TINY_TRANSFORMER | data | {'model.layers': '2', 'data.widths': '20'}
     overrides |= {'optimizer.warmup': '2 steps', 'train.duration': '3 steps'}
     overrides |= {'model.alignment_layer': '2', 'model.alignment_shift': '1'}
     overrides |= {key.replace('__', '.'): str(value) for key, value in changes.items()}
-    return configs.load('experiments/align/grammar_transformer.py', list(overrides.items()))
+    return configs.load_experiment('experiments/align/grammar_transformer.py', list(overrides.items()))
 
 
 DIGITS = 'experiments/vision/digits.py'
 
 
-def tiny_digits(**changes):
+def tiny_digits_config(**changes):
     """The experiment with digits, as small."""
     overrides = {
         'data.train_examples': '90', 'data.test_examples': '30', 'model.layers': '1', 'model.width': '16',
@@ -65,20 +69,20 @@ def tiny_digits(**changes):
         'train.mesh': 'data=1', 'optimizer.warmup': '2 steps',
     }  # fmt: skip
     overrides |= {key.replace('__', '.'): str(value) for key, value in changes.items()}
-    return configs.load(DIGITS, list(overrides.items()))
+    return configs.load_experiment(DIGITS, list(overrides.items()))
 
 
-def files(workdir):
+def hash_run_files(workdir):
     """What a run's directory holds, but for figures/."""
     found = [path for path in workdir.rglob('*') if path.is_file() and 'figures' not in path.parts]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
-def text_of(vocabulary, ids):
+def decode_ids(vocabulary, ids):
     return ''.join(vocabulary.characters[i] for i in ids)
 
 
-def drawn(path, shape):
+def random_parameter(path, shape):
     """Values that a parameter of this name and shape has in any model: nothing else makes two losses differ."""
     seed = zlib.crc32(jax.tree_util.keystr(path).encode())
     return 0.3 * np.random.default_rng(seed).standard_normal(shape.shape, np.float32)

@@ -15,11 +15,17 @@ import numpy as np
 
 from attnlab.bench import attention_figures as figures
 from attnlab.bench import memory
-from attnlab.bench.attention_sides import Problem, estimate, peers, prepare, served
-from attnlab.bench.timing import hardware, interleave
+from attnlab.bench.attention_functions import (
+    AttentionProblem,
+    estimate_peak_bytes,
+    peer_names,
+    prepare_function,
+    supported_implementations,
+)
+from attnlab.bench.timing import describe_hardware, time_interleaved
 from attnlab.errors import RunError, UserError
 
-FOLDER = Path('bench/attention')
+OUTPUT_FOLDER = Path('bench/attention')
 SHAPES = (
     (32, 64, 8, 32), (8, 256, 8, 64), (4, 1024, 8, 64), (1, 4096, 8, 64), (1, 8192, 8, 64), (1, 16384, 4, 64),
 )  # fmt: skip
@@ -27,22 +33,22 @@ LENGTHS = (1024, 2048, 4096, 8192, 16384)  # of the table of memory, at B = 1, N
 PACKAGES = ('jax', 'flax', 'torch')
 SEED, ROUNDS, SECONDS = 0, 50, 10.0  # at most so many rounds and, after three, so many seconds a row
 TOLERANCE = 1e-5  # of the largest number in an array
-SPARE = 0.9  # of the memory that is free may be taken
+MEMORY_FRACTION = 0.9  # of the memory that is free may be taken
 
 
-class Row(NamedTuple):
+class SpeedRow(NamedTuple):
     """times: name -> seconds, one entry a round.  missing: name -> why it was not run.  chosen: what None takes."""
 
-    problem: Problem
+    problem: AttentionProblem
     times: dict[str, list[float]]
     missing: dict[str, str]
     chosen: str
 
 
-class Peak(NamedTuple):
+class MemoryRow(NamedTuple):
     """growth: name -> bytes."""
 
-    problem: Problem
+    problem: AttentionProblem
     growth: dict[str, int]
     missing: dict[str, str]
 
@@ -51,20 +57,20 @@ def main() -> None:
     """Measures everything, a quarter of an hour on two cores; on the CPU, where all sides run."""
     if jax.default_backend() != 'cpu':
         raise UserError(f'attention is measured on a CPU, got {jax.default_backend()}; set JAX_PLATFORMS=cpu')
-    measure(SHAPES, LENGTHS, FOLDER)
+    measure_attention(SHAPES, LENGTHS, OUTPUT_FOLDER)
 
 
-def measure(shapes: Sequence[tuple[int, int, int, int]], lengths: Sequence[int], folder: Path) -> None:
+def measure_attention(shapes: Sequence[tuple[int, int, int, int]], lengths: Sequence[int], folder: Path) -> None:
     """Peak memory at the lengths, then times at the shapes, each printed as it is known; pictures of both."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f'cannot make the folder {folder}: {error.strerror}') from None
-    machine = f'{hardware(PACKAGES)}, seed {SEED}'
+    machine = f'{describe_hardware(PACKAGES)}, seed {SEED}'
     print(machine)
-    if 'PyTorch' not in peers():
+    if 'PyTorch' not in peer_names():
         print("PyTorch is left out: it is not installed; pip install 'attnlab[peers]' installs it")
-    if memory.measurable():
+    if memory.can_measure_memory():
         peaks = _peaks(lengths)
     else:
         print('peak memory is left out: only Linux tells it')
@@ -77,24 +83,26 @@ def measure(shapes: Sequence[tuple[int, int, int, int]], lengths: Sequence[int],
 # Measuring
 
 
-def compare(problem: Problem, names: Sequence[str]) -> Row:
+def compare_speed(problem: AttentionProblem, names: Sequence[str]) -> SpeedRow:
     """The sides of those names; raises RunError unless all that run agree."""
-    missing = {name: reason for name in names if (reason := obstacle(name, problem))}
-    functions = {name: prepare(name, problem, SEED) for name in names if name not in missing}
-    check = lambda results: agree(results, problem)
-    times = interleave(functions, ROUNDS, seconds=SECONDS, seed=SEED, check=check)
-    return Row(problem, times, missing, served(problem)[0])
+    missing = {name: reason for name in names if (reason := reason_not_run(name, problem))}
+    functions = {name: prepare_function(name, problem, SEED) for name in names if name not in missing}
+    check = lambda results: check_agreement(results, problem)
+    times = time_interleaved(functions, ROUNDS, seconds=SECONDS, seed=SEED, check=check)
+    return SpeedRow(problem, times, missing, supported_implementations(problem)[0])
 
 
-def obstacle(name: str, problem: Problem) -> str:
+def reason_not_run(name: str, problem: AttentionProblem) -> str:
     """Why the side cannot run the problem here, '' if it can."""
-    if name not in (*served(problem), *peers()):
+    if name not in (*supported_implementations(problem), *peer_names()):
         return 'does not serve it'
-    needed, free = estimate(name, problem), memory.available()
-    return f'needs about {needed / 2**30:.0f} GiB, {free / 2**30:.0f} are free' if needed > SPARE * free else ''
+    needed, free = estimate_peak_bytes(name, problem), memory.available_memory()
+    return (
+        f'needs about {needed / 2**30:.0f} GiB, {free / 2**30:.0f} are free' if needed > MEMORY_FRACTION * free else ''
+    )
 
 
-def agree(results: dict[str, tuple], problem: Problem) -> None:
+def check_agreement(results: dict[str, tuple], problem: AttentionProblem) -> None:
     """Raises RunError unless every array of every side is that of the first, within the tolerance."""
     first, *others = results
     for name in others:
@@ -105,9 +113,9 @@ def agree(results: dict[str, tuple], problem: Problem) -> None:
                 raise RunError(f'{first} and {name} are {apart:.1e} apart of at most {largest:.1e}: {problem}')
 
 
-def _peaks(lengths: Sequence[int]) -> list[Peak]:
-    problems = [Problem((1, T, 4, 64), backward=True) for T in lengths]
-    names = [*sorted({name for problem in problems for name in served(problem)}), *peers()]
+def _peaks(lengths: Sequence[int]) -> list[MemoryRow]:
+    problems = [AttentionProblem((1, T, 4, 64), backward=True) for T in lengths]
+    names = [*sorted({name for problem in problems for name in supported_implementations(problem)}), *peer_names()]
     names.remove('flax')  # takes what jax.nn takes
     print('\nPeak memory of forward and backward in MiB, B = 1, N = 4, H = 64, each call in a process of its own\n')
     print(_line(['T', *names]), _rule(1 + len(names)), sep='\n')
@@ -120,22 +128,22 @@ def _peaks(lengths: Sequence[int]) -> list[Peak]:
     return peaks
 
 
-def _peak(problem: Problem, names: Sequence[str]) -> Peak:
+def _peak(problem: AttentionProblem, names: Sequence[str]) -> MemoryRow:
     growth, missing = {}, {}
     for name in names:
-        if reason := obstacle(name, problem):
+        if reason := reason_not_run(name, problem):
             missing[name] = reason
             continue
         try:
-            growth[name] = memory.peak(name, problem)
+            growth[name] = memory.measure_peak_memory(name, problem)
         except RunError as error:  # the estimate was too low for this machine; the rest can still be measured
             missing[name] = str(error)
-    return Peak(problem, growth, missing)
+    return MemoryRow(problem, growth, missing)
 
 
-def _rows(shapes: Sequence[tuple[int, int, int, int]]) -> list[Row]:
-    problems = [Problem(shape, *kind) for kind in product((False, True), (False, True)) for shape in shapes]
-    names = [*sorted({name for problem in problems for name in served(problem)}), *peers()]
+def _rows(shapes: Sequence[tuple[int, int, int, int]]) -> list[SpeedRow]:
+    problems = [AttentionProblem(shape, *kind) for kind in product((False, True), (False, True)) for shape in shapes]
+    names = [*sorted({name for problem in problems for name in supported_implementations(problem)}), *peer_names()]
     print(f'\nMilliseconds in float32, medians of 3 to {ROUNDS} rounds; bold is what implementation=None takes, and')
     print('"times" how often it is done in the time of the fastest peer. Outputs and gradients agree to')
     print(f'{TOLERANCE:g} of their largest number; "both" is forward and backward.\n')
@@ -143,7 +151,7 @@ def _rows(shapes: Sequence[tuple[int, int, int, int]]) -> list[Row]:
     print(_line(head), _rule(len(head)), sep='\n')
     rows = []
     for problem in problems:
-        rows.append(row := compare(problem, names))
+        rows.append(row := compare_speed(problem, names))
         print(_line(_cells(row, names)), flush=True)
     _explain(rows)
     return rows
@@ -152,11 +160,11 @@ def _rows(shapes: Sequence[tuple[int, int, int, int]]) -> list[Row]:
 # Printing and writing
 
 
-def _cells(row: Row, names: Sequence[str]) -> list[str]:
+def _cells(row: SpeedRow, names: Sequence[str]) -> list[str]:
     medians = {name: 1e3 * median(times) for name, times in row.times.items()}
     shown = {name: f'{value:.3g}' if value < 100 else f'{value:,.0f}' for name, value in medians.items()}
     shown[row.chosen] = f'**{shown[row.chosen]}**'
-    others = [value for name, value in medians.items() if name in peers()]
+    others = [value for name, value in medians.items() if name in peer_names()]
     problem = row.problem
     return [
         ', '.join(map(str, problem.shape)), 'causal' if problem.causal else 'plain',
@@ -173,7 +181,7 @@ def _rule(columns: int) -> str:
     return _line(['-' * 13 + ':', *['-' * 8 + ':'] * (columns - 1)])
 
 
-def _explain(found: Sequence[Row | Peak]) -> None:
+def _explain(found: Sequence[SpeedRow | MemoryRow]) -> None:
     """A line for each place that was left empty."""
     for each in found:
         for name, reason in each.missing.items():
@@ -181,7 +189,7 @@ def _explain(found: Sequence[Row | Peak]) -> None:
     print()
 
 
-def _write(folder: Path, machine: str, peaks: list[Peak], rows: list[Row]) -> None:
+def _write(folder: Path, machine: str, peaks: list[MemoryRow], rows: list[SpeedRow]) -> None:
     numbers = {
         'machine': machine,
         'memory': [{**peak.problem._asdict(), 'bytes': peak.growth, 'missing': peak.missing} for peak in peaks],
@@ -190,5 +198,5 @@ def _write(folder: Path, machine: str, peaks: list[Peak], rows: list[Row]) -> No
     }  # fmt: skip
     (folder / 'numbers.json').write_text(json.dumps(numbers, indent=1, allow_nan=False) + '\n')
     if peaks:
-        figures.save(figures.memory(numbers['memory']), folder / 'memory.png')
-    figures.save(figures.speed(numbers['speed']), folder / 'speed.png')
+        figures.save_figure(figures.plot_memory(numbers['memory']), folder / 'memory.png')
+    figures.save_figure(figures.plot_speed(numbers['speed']), folder / 'speed.png')

@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from attnlab.report.figures import COLOURS, calm
-from attnlab.tasks.heatmap import FONT, INK, QUIET
+from attnlab.report.figures import COLOURS, style_axes
+from attnlab.tasks.heatmap import FONT, MUTED_COLOUR, TEXT_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ OURS, SIDES = COLOURS[0], ('blockwise', 'jax.nn', 'PyTorch', 'dense', 'flax')  #
 LABELS = {name: f'attnlab, {name}' for name in ('blockwise', 'dense')}
 
 
-def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def plot_speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """How many times as fast as jax.nn, by length: forward and with backward beside each other, plain above causal.
 
     rows: {'shape': [B, T, N, H], 'causal', 'backward', 'seconds': name -> list, 'chosen', ...}.  Lengths that jax.nn
@@ -31,7 +31,7 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
     lengths = sorted({row['shape'][1] for row in rows})
     for causal, backward in ((False, False), (False, True), (True, False), (True, True)):
         axes = panels[int(causal), int(backward)]
-        calm(axes, f'{"causal" if causal else "plain"}, forward{" and backward" if backward else ""}')
+        style_axes(axes, f'{"causal" if causal else "plain"}, forward{" and backward" if backward else ""}')
         chosen = [row for row in rows if (row['causal'], row['backward']) == (causal, backward)]
         _speed_panel(axes, sorted(chosen, key=lambda row: row['shape'][1]))
         _lengths(axes, lengths)
@@ -39,10 +39,10 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axes.yaxis.set_major_formatter(lambda value, _: f'{value:g}x' if value >= 1 else f'1/{1 / value:g}x')
         axes.margins(y=0.12)
     for axes in panels[1]:
-        axes.set_xlabel('length T', fontsize=8, color=QUIET, fontfamily=FONT)
-    figure.supylabel('times as fast as jax.nn', fontsize=8, color=QUIET, fontfamily=FONT)
+        axes.set_xlabel('length T', fontsize=8, color=MUTED_COLOUR, fontfamily=FONT)
+    figure.supylabel('times as fast as jax.nn', fontsize=8, color=MUTED_COLOUR, fontfamily=FONT)
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc='outside upper left', ncols=4, frameon=False, labelcolor=INK,
+    figure.legend(handles, labels, loc='outside upper left', ncols=4, frameon=False, labelcolor=TEXT_COLOUR,
                   prop={'family': FONT, 'size': 8.5})  # fmt: skip
     return figure
 
@@ -63,11 +63,11 @@ def _speed_panel(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         if 'jax.nn' not in row['seconds']:
             place = {'xycoords': ('data', 'axes fraction'), 'rotation': 90, 'ha': 'center', 'va': 'top'}
-            axes.annotate('jax.nn: out of memory', (row['shape'][1], 0.97), fontsize=7, color=QUIET, fontfamily=FONT,
+            axes.annotate('jax.nn: out of memory', (row['shape'][1], 0.97), fontsize=7, color=MUTED_COLOUR, fontfamily=FONT,
                           **place)  # fmt: skip
 
 
-def memory(peaks: Sequence[Mapping[str, Any]]) -> Figure:
+def plot_memory(peaks: Sequence[Mapping[str, Any]]) -> Figure:
     """Peak memory by length, both on logarithmic axes; a side ends where it no longer fits.
 
     peaks: {'shape': [B, T, N, H], 'bytes': name -> number, ...}.
@@ -76,7 +76,7 @@ def memory(peaks: Sequence[Mapping[str, Any]]) -> Figure:
 
     figure = Figure(figsize=(5.8, 3.8), facecolor='white', layout='constrained')
     axes = figure.subplots()
-    calm(axes, 'peak memory, forward and backward')
+    style_axes(axes, 'peak memory, forward and backward')
     axes.set_yscale('log', base=2)
     lengths = sorted({peak['shape'][1] for peak in peaks})
     largest = {name: number for peak in peaks for name, number in sorted(peak['bytes'].items())}
@@ -86,13 +86,13 @@ def memory(peaks: Sequence[Mapping[str, Any]]) -> Figure:
             axes.plot(*zip(*points, strict=True), color=_colour(name), marker='o', markersize=4,
                       linewidth=2 if name == 'blockwise' else 1.2, label=LABELS.get(name, name))  # fmt: skip
     _lengths(axes, lengths)
-    axes.set_xlabel('length T', fontsize=8, color=QUIET, fontfamily=FONT)
+    axes.set_xlabel('length T', fontsize=8, color=MUTED_COLOUR, fontfamily=FONT)
     axes.yaxis.set_major_formatter(lambda value, _: f'{value:g} MiB' if value < 1024 else f'{value / 1024:g} GiB')
-    axes.legend(frameon=False, labelcolor=INK, prop={'family': FONT, 'size': 8})
+    axes.legend(frameon=False, labelcolor=TEXT_COLOUR, prop={'family': FONT, 'size': 8})
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=160, facecolor='white')
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.bench import peers
-from attnlab.bench.peers import linear
+from attnlab.bench import torch_training
+from attnlab.bench.torch_training import linear_state_dict
 
-torch: Any = peers.torch()
+torch: Any = torch_training.import_torch()
 nn, F = torch.nn, torch.nn.functional
 
 Tensor = Any
-GELU = {'gelu': 'none', 'gelu_tanh': 'tanh'}  # what `BlockConfig.mlp` calls what `nn.GELU` is told
+GELU_APPROXIMATION = {'gelu': 'none', 'gelu_tanh': 'tanh'}  # what `BlockConfig.mlp` calls what `nn.GELU` is told
 
 
 class Block(nn.Module):
@@ -28,7 +28,11 @@ class Block(nn.Module):
         self.heads, self.causal = heads, causal
         self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.act, self.down = nn.Linear(width, hidden), nn.GELU(GELU[mlp]), nn.Linear(hidden, width)
+        self.up, self.act, self.down = (
+            nn.Linear(width, hidden),
+            nn.GELU(GELU_APPROXIMATION[mlp]),
+            nn.Linear(hidden, width),
+        )
 
     def forward(self, x: Tensor, cache: Tensor | None = None, at: int = 0) -> Tensor:
         """x [B, T, D] of positions from `at` on; cache [2, B, N, context, H], keys and values of those before."""
@@ -74,7 +78,7 @@ def loss(model: LanguageModel, inputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
 
 
-def generate(model: LanguageModel, prompt: np.ndarray, count: int) -> np.ndarray:
+def generate_greedily(model: LanguageModel, prompt: np.ndarray, count: int) -> np.ndarray:
     """The `count` tokens [B, count] that follow the prompt [B, P], each the most probable one; keys are cached."""
     tokens, chosen = torch.from_numpy(prompt).long(), []
     with torch.inference_mode():
@@ -87,22 +91,22 @@ def generate(model: LanguageModel, prompt: np.ndarray, count: int) -> np.ndarray
         return torch.cat(chosen, 1).numpy()
 
 
-def load(model: LanguageModel, params: Mapping[str, Any]) -> None:
+def load_parameters(model: LanguageModel, params: Mapping[str, Any]) -> None:
     """Gives `model` the parameters of our tree."""
-    peers.load(model, state_dict(params))
+    torch_training.load_state_dict(model, state_dict(params))
 
 
 def state_dict(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Our tree (of parameters or of gradients) under PyTorch's names and in its layout."""
     stack, table = params['stack'], params['place']['positions']['table']
     out = {'embedding.weight': params['embedding']['embedding'], 'positions.weight': table}
-    out |= norm('norm', stack['norm'])
+    out |= norm_state_dict('norm', stack['norm'])
     for layer in range(len(stack) - 1):
-        out |= {f'blocks.{layer}.{name}': x for name, x in block_state(stack[f'block_{layer}']).items()}
+        out |= {f'blocks.{layer}.{name}': x for name, x in block_state_dict(stack[f'block_{layer}']).items()}
     return {name: np.asarray(x) for name, x in out.items()}
 
 
-def block_state(params: Mapping[str, Any]) -> dict[str, Any]:
+def block_state_dict(params: Mapping[str, Any]) -> dict[str, Any]:
     """`state_dict` of one block."""
     attention, mlp = params['attention'], params['mlp']
     parts = [attention[name] for name in ('query', 'key', 'value')]
@@ -112,16 +116,25 @@ def block_state(params: Mapping[str, Any]) -> dict[str, Any]:
         'bias': np.concatenate([part['bias'].reshape(-1) for part in parts]),
     }
     out = {'kernel': attention['out']['kernel'].reshape(-1, D), 'bias': attention['out']['bias']}
-    products = linear('qkv', qkv) | linear('out', out) | linear('up', mlp['up']) | linear('down', mlp['down'])
-    return products | norm('attention_norm', params['attention_norm']) | norm('mlp_norm', params['mlp_norm'])
+    products = (
+        linear_state_dict('qkv', qkv)
+        | linear_state_dict('out', out)
+        | linear_state_dict('up', mlp['up'])
+        | linear_state_dict('down', mlp['down'])
+    )
+    return (
+        products
+        | norm_state_dict('attention_norm', params['attention_norm'])
+        | norm_state_dict('mlp_norm', params['mlp_norm'])
+    )
 
 
-def norm(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+def norm_state_dict(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """`state_dict` of one norm."""
     return {f'{name}.weight': params['scale'], f'{name}.bias': params['bias']}
 
 
-def tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor]:
+def to_tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor]:
     """Arrays (inputs, labels) as tensors."""
     inputs, labels = (torch.from_numpy(np.ascontiguousarray(x)).long() for x in arrays)
     return inputs, labels

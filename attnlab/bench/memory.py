@@ -11,23 +11,23 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 
-from attnlab.bench import attention_sides as sides
+from attnlab.bench import attention_functions as sides
 from attnlab.errors import RunError
 
 STATUS, CLEAR, MACHINE = (Path(f'/proc/{name}') for name in ('self/status', 'self/clear_refs', 'meminfo'))
 
 
-def measurable() -> bool:
+def can_measure_memory() -> bool:
     """Whether this system tells: Linux does."""
     return CLEAR.exists()
 
 
-def available() -> float:
+def available_memory() -> float:
     """Bytes that a new process may take; infinity where the system does not tell."""
     return _read(MACHINE, 'MemAvailable') if MACHINE.exists() else float('inf')
 
 
-def peak(name: str, problem: sides.Problem) -> int:
+def measure_peak_memory(name: str, problem: sides.AttentionProblem) -> int:
     """Bytes by which a fresh process grows at most during the first call of a side of the bench, results included.
 
     Raises RunError where the system ends the process, as it does where memory runs out.
@@ -35,16 +35,18 @@ def peak(name: str, problem: sides.Problem) -> int:
     # Started anew, not forked: a fork begins with the parent's memory, and its peak with the parent's peak.
     with ProcessPoolExecutor(1, mp_context=get_context('spawn')) as pool:
         try:
-            return pool.submit(growth, name, problem).result()
+            return pool.submit(memory_growth, name, problem).result()
         except BrokenProcessPool:
             raise RunError('was ended by the system') from None
 
 
-def growth(name: str, problem: sides.Problem) -> int:
-    """`peak`, in this process."""
+def memory_growth(name: str, problem: sides.AttentionProblem) -> int:
+    """`measure_peak_memory`, in this process."""
     B, _, N, H = problem.shape
-    sides.prepare(name, problem._replace(shape=(B, 64, N, H)))()  # libraries load and threads start at a first call
-    call = sides.prepare(name, problem)
+    sides.prepare_function(
+        name, problem._replace(shape=(B, 64, N, H))
+    )()  # libraries load and threads start at a first call
+    call = sides.prepare_function(name, problem)
     if trim := getattr(ctypes.CDLL(None), 'malloc_trim', None):  # what is free but still held would hide some growth
         trim(0)
     CLEAR.write_text('5')  # the peak so far is forgotten, that of compiling included

@@ -9,20 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.bench import peers, steps
-from attnlab.bench.timing import hardware, interleave
+from attnlab.bench import steps, torch_training
+from attnlab.bench.timing import describe_hardware, time_interleaved
 from attnlab.configs import RecurrentConfig
 from attnlab.data.vocabulary import BOS, EOS
-from attnlab.kernels.losses import Sums, cross_entropy
+from attnlab.kernels.losses import LossSums, cross_entropy
 from attnlab.models.recurrent import RecurrentSeq2Seq
 
-Attention = Literal['additive', 'dot', 'none']
-ATTENTIONS: tuple[Attention, ...] = ('additive', 'dot', 'none')
-SMOOTHING = 0.1
+AttentionName = Literal['additive', 'dot', 'none']
+ATTENTIONS: tuple[AttentionName, ...] = ('additive', 'dot', 'none')
+LABEL_SMOOTHING = 0.1
 PACKAGES = ('jax', 'flax', 'torch')
 
 
-class Sizes(NamedTuple):
+class Seq2SeqSizes(NamedTuple):
     """Those of experiments/align/multi30k_gru.py, at the width of its typical batch."""
 
     vocabulary: int = 6000
@@ -35,10 +35,10 @@ class Sizes(NamedTuple):
 
 def main() -> None:
     """Prints milliseconds a step, target tokens a second and the ratio, for each attention."""
-    measure(Sizes(), rounds=15)
+    measure_seq2seq(Seq2SeqSizes(), rounds=15)
 
 
-def measure(sizes: Sizes, rounds: int) -> None:
+def measure_seq2seq(sizes: Seq2SeqSizes, rounds: int) -> None:
     """One step is forward, backward, clipping and Adam, on one batch with some padding.
 
     Both start from the same weights, and must agree on the loss there before either is timed.
@@ -46,19 +46,19 @@ def measure(sizes: Sizes, rounds: int) -> None:
     """
     from attnlab.bench import seq2seq_torch as peer
 
-    arrays = batch(sizes)
+    arrays = random_batch(sizes)
     tokens = int(np.sum(arrays[2] != 0))
-    print(hardware(PACKAGES))
+    print(describe_hardware(PACKAGES))
     print(f'PyTorch eager on {peer.torch.get_num_threads()} threads; {tokens} target tokens in {arrays[2].size} places')
     print(f'{"attention":<10}{"attnlab":>18}{"PyTorch":>25}{"ratio":>12}')
     for attention in ATTENTIONS:
-        functions = trainers(sizes, attention, arrays)
-        times = {name: median(each) for name, each in interleave(functions, rounds, settle=0.3).items()}
+        functions = seq2seq_training_steps(sizes, attention, arrays)
+        times = {name: median(each) for name, each in time_interleaved(functions, rounds, settle=0.3).items()}
         cells = (f'{1e3 * seconds:8.1f} ms {tokens / seconds:8.0f} tok/s' for seconds in times.values())
         print(f'{attention:<10}', *cells, f'{times["PyTorch"] / times["attnlab"]:6.2f}')
 
 
-def batch(sizes: Sizes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def random_batch(sizes: Seq2SeqSizes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Source, decoder inputs and labels, [B, width] int32, of 11 to 16 tokens in 16 places, EOS last."""
     random = np.random.default_rng(0)
     sides = []
@@ -72,7 +72,9 @@ def batch(sizes: Sizes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return source, inputs, labels
 
 
-def trainers(sizes: Sizes, attention: Attention, arrays: tuple[np.ndarray, ...]) -> dict[str, Callable[[], float]]:
+def seq2seq_training_steps(
+    sizes: Seq2SeqSizes, attention: AttentionName, arrays: tuple[np.ndarray, ...]
+) -> dict[str, Callable[[], float]]:
     """The two training steps, by name; raises RunError if they are not the same computation."""
     from attnlab.bench import seq2seq_torch as peer
 
@@ -81,20 +83,22 @@ def trainers(sizes: Sizes, attention: Attention, arrays: tuple[np.ndarray, ...])
     model = RecurrentSeq2Seq(V, V, config)
     other = peer.Seq2Seq(V, V, 'gru', embedding, hidden, 1, True, False, attention, dropout)
     params = jax.jit(model.init)(jax.random.key(0), *arrays[:2])['params']
-    peer.load(other, params)
-    loss, tensors = functools.partial(peer.loss, smoothing=SMOOTHING), peer.tensors(arrays)
-    steps.check(loss_of(model, noise=False), params, arrays, peers.evaluate(other, loss, tensors))
+    peer.load_parameters(other, params)
+    loss, tensors = functools.partial(peer.loss, smoothing=LABEL_SMOOTHING), peer.to_tensors(arrays)
+    steps.check_same_loss(
+        seq2seq_loss(model, noise=False), params, arrays, torch_training.evaluate_loss(other, loss, tensors)
+    )
     return {
-        'attnlab': steps.trainer(loss_of(model), params, arrays), 'PyTorch': peers.trainer(other, loss, tensors),
+        'attnlab': steps.attnlab_training_step(seq2seq_loss(model), params, arrays), 'PyTorch': torch_training.torch_training_step(other, loss, tensors),
     }  # fmt: skip
 
 
-def loss_of(model: RecurrentSeq2Seq, noise: bool = True) -> steps.Loss:
+def seq2seq_loss(model: RecurrentSeq2Seq, noise: bool = True) -> steps.LossFunction:
     """The mean over a batch (source, inputs, labels), with dropout or without."""
 
-    def loss(params: Any, batch: Any, rng: jax.Array) -> Sums:
+    def loss(params: Any, batch: Any, rng: jax.Array) -> LossSums:
         source, inputs, labels = batch
         logits, _ = model.apply({'params': params}, source, inputs, not noise, rngs={'dropout': rng})
-        return cross_entropy(logits, jnp.asarray(labels), SMOOTHING)
+        return cross_entropy(logits, jnp.asarray(labels), LABEL_SMOOTHING)
 
     return loss

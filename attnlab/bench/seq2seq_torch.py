@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.bench import peers
-from attnlab.bench.peers import linear
+from attnlab.bench import torch_training
+from attnlab.bench.torch_training import linear_state_dict
 
-torch: Any = peers.torch()
+torch: Any = torch_training.import_torch()
 nn, F = torch.nn, torch.nn.functional
 rnn = torch.nn.utils.rnn
 
 Tensor = Any
 
 
-class Attend(nn.Module):
+class SourceAttention(nn.Module):
     """Weighted mean of the source states, scored by tanh network or scaled dot product."""
 
     def __init__(self, score: str, hidden: int, width: int) -> None:
@@ -67,7 +67,7 @@ class Seq2Seq(nn.Module):
             dropout=dropout if encoder_layers > 1 else 0.0,
         )  # fmt: skip
         self.start = nn.Linear(width, hidden)
-        self.attend = None if attention == 'none' else Attend(attention, hidden, width)
+        self.attend = None if attention == 'none' else SourceAttention(attention, hidden, width)
         # Nothing is read between the steps of a fixed context, so one fused layer runs them all.
         if self.attend is None:
             self.decoder = layer(embedding + width, hidden, batch_first=True)
@@ -127,15 +127,15 @@ def loss(model: Seq2Seq, source: Tensor, inputs: Tensor, labels: Tensor, smoothi
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=0, label_smoothing=smoothing)
 
 
-def tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def to_tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Arrays (source, inputs, labels) as tensors."""
     source, inputs, labels = (torch.from_numpy(x).long() for x in arrays)
     return source, inputs, labels
 
 
-def load(model: Seq2Seq, params: Mapping[str, Any]) -> None:
+def load_parameters(model: Seq2Seq, params: Mapping[str, Any]) -> None:
     """Gives `model` the parameters of our tree."""
-    peers.load(model, state_dict(params, model.reverse_source))
+    torch_training.load_state_dict(model, state_dict(params, model.reverse_source))
 
 
 def state_dict(params: Mapping[str, Any], reverse_source: bool) -> dict[str, np.ndarray]:
@@ -145,14 +145,18 @@ def state_dict(params: Mapping[str, Any], reverse_source: bool) -> dict[str, np.
     Its LSTM has two biases where one is enough; `bias_ih` is zero here.
     """
     out = {f'embed_{side}.weight': params[f'embed_{side}']['embedding'] for side in ('source', 'target')}
-    out |= {'bias': params['bias']} | linear('start', params['start']) | linear('read', params['read'])
+    out |= (
+        {'bias': params['bias']}
+        | linear_state_dict('start', params['start'])
+        | linear_state_dict('read', params['read'])
+    )
     out |= _encoder(params['encoder'], 'backward' if reverse_source else 'forward')
     step = params['step']
     suffix = '' if 'attend' in step else '_l0'
     out |= {f'decoder.{name}{suffix}': x for name, x in _cell(step['recurrence']).items()}
     if 'attend' in step:
         attend = step['attend']
-        out |= linear('attend.query', attend['query']) | linear('attend.key', attend['key'])
+        out |= linear_state_dict('attend.query', attend['query']) | linear_state_dict('attend.key', attend['key'])
         out |= {'attend.vector.weight': attend['vector'].T} if 'vector' in attend else {}
     return {name: np.asarray(x) for name, x in out.items()}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 
-def interleave(
+def time_interleaved(
     functions: Mapping[str, Callable[[], Any]], rounds: int, *, seconds: float = math.inf, seed: int | None = None,
     check: Callable[[dict[str, Any]], None] | None = None, settle: float = 0.0,
 ) -> dict[str, list[float]]:  # fmt: skip
@@ -51,7 +51,7 @@ def interleave(
     return times
 
 
-def hardware(packages: Sequence[str] = ()) -> str:
+def describe_hardware(packages: Sequence[str] = ()) -> str:
     """One line: the processor, the cores this process may use, Python, and the versions of installed `packages`."""
     usable = getattr(os, 'sched_getaffinity', None)  # Linux: what a container allows, not what the machine has
     cores = len(usable(0)) if usable else os.cpu_count() or 1

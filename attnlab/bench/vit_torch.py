@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.bench import lm_torch, peers
+from attnlab.bench import lm_torch, torch_training
 
 torch: Any = lm_torch.torch
 nn, F = torch.nn, torch.nn.functional
@@ -43,24 +43,24 @@ def loss(model: VisionTransformer, images: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(images), labels)
 
 
-def tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor]:
+def to_tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor]:
     """Arrays (images [B, H, W, C], labels) as tensors, channels first."""
     images, labels = arrays
     return torch.from_numpy(images.transpose(0, 3, 1, 2).copy()), torch.from_numpy(labels).long()
 
 
-def load(model: VisionTransformer, params: Mapping[str, Any]) -> None:
+def load_parameters(model: VisionTransformer, params: Mapping[str, Any]) -> None:
     """Gives `model` the parameters of our tree."""
-    peers.load(model, state_dict(params))
+    torch_training.load_state_dict(model, state_dict(params))
 
 
 def state_dict(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Our tree (of parameters or of gradients) under PyTorch's names and in its layout."""
     stack, embedding = params['stack'], params['embedding']
     out = {'embedding.weight': np.transpose(embedding['kernel'], (3, 2, 0, 1)), 'embedding.bias': embedding['bias']}
-    out |= {'positions': params['positions']['table'], **peers.linear('head', params['head'])}
-    out |= lm_torch.norm('norm', stack['norm'])
+    out |= {'positions': params['positions']['table'], **torch_training.linear_state_dict('head', params['head'])}
+    out |= lm_torch.norm_state_dict('norm', stack['norm'])
     for layer in range(len(stack) - 1):
-        block = lm_torch.block_state(stack[f'block_{layer}'])
+        block = lm_torch.block_state_dict(stack[f'block_{layer}'])
         out |= {f'blocks.{layer}.{name}': x for name, x in block.items()}
     return {name: np.asarray(x) for name, x in out.items()}

@@ -10,11 +10,11 @@ from attnlab.configs.align import (
     TranslatorConfig,
 )
 from attnlab.configs.block import BlockConfig, TextConfig
-from attnlab.configs.experiment import functions, load
+from attnlab.configs.experiment import experiment_functions, load_experiment
 from attnlab.configs.fields import Section, config_dict, field
 from attnlab.configs.language import GrammarText, LanguageConfig, LanguageModelConfig, ShakespeareData, TextFile
 from attnlab.configs.run import OptimizerConfig, RunConfig, TrainConfig
-from attnlab.configs.saved import check_same, from_tree, read, save, tree
+from attnlab.configs.serialization import check_same_config, config_from_json, config_to_json, load_config, save_config
 from attnlab.configs.vision import (
     VIT_SIZES,
     Cifar10Data,
@@ -30,6 +30,6 @@ __all__ = [
     'VIT_SIZES', 'AlignConfig', 'BlockConfig', 'Cifar100Data', 'Cifar10Data', 'DecodeConfig', 'DigitsData',
     'GrammarPairs', 'GrammarText', 'ImageFiles', 'LanguageConfig', 'LanguageModelConfig', 'Multi30kData',
     'OptimizerConfig', 'PairFiles', 'RecurrentConfig', 'ResNetConfig', 'RunConfig', 'Section', 'ShakespeareData',
-    'TextConfig', 'TextFile', 'TrainConfig', 'TranslatorConfig', 'VisionConfig', 'VitConfig', 'check_same',
-    'config_dict', 'field', 'from_tree', 'functions', 'load', 'read', 'save', 'tree',
+    'TextConfig', 'TextFile', 'TrainConfig', 'TranslatorConfig', 'VisionConfig', 'VitConfig', 'check_same_config',
+    'config_dict', 'field', 'config_from_json', 'experiment_functions', 'load_experiment', 'load_config', 'save_config', 'config_to_json',
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from attnlab.configs.fields import REQUIRED, Section, field
 from attnlab.configs.run import RunConfig
 from attnlab.errors import UserError
 
-SPECIAL_TOKENS = 4  # of every vocabulary
+SPECIAL_TOKEN_COUNT = 4  # of every vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class PairsData(Section):
     """What every parallel corpus has."""
 
     vocabulary: Literal['words', 'subwords'] = field('words', 'unit of a token')
-    vocabulary_size: int = field(2000, 'largest number of tokens of each vocabulary', above=SPECIAL_TOKENS)
+    vocabulary_size: int = field(2000, 'largest number of tokens of each vocabulary', above=SPECIAL_TOKEN_COUNT)
     shared: bool = field(False, 'one vocabulary for both languages')
     widths: tuple[int, ...] = field((12, 20), 'ascending numbers of tokens that a batch may be padded to', least=2)
 
@@ -114,11 +114,11 @@ class AlignConfig(RunConfig):
     def check(self) -> None:
         if isinstance(self.model, TranslatorConfig) and self.model.positions == 'learned':
             longest = self.data.widths[-1]
-            if self.model.context < max_tokens(longest):
-                needed = f'at least {max_tokens(longest)}, what a translation of {longest} tokens may take'
+            if self.model.context < max_translation_tokens(longest):
+                needed = f'at least {max_translation_tokens(longest)}, what a translation of {longest} tokens may take'
                 raise UserError(f'model.context is {self.model.context} with learned positions; expected {needed}')
 
 
-def max_tokens(width: int) -> int:
+def max_translation_tokens(width: int) -> int:
     """The tokens after which a translation of a source of this width is cut: far more than French needs."""
     return 2 * width + 8

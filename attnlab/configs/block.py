@@ -51,7 +51,9 @@ class BlockConfig(Section):
     init: float = field(0.02, 'standard deviation of initial kernels; 0: by their fan-in', least=0)
     dtype: Literal['float32', 'bfloat16', 'float16'] = field('float32', 'dtype of the computation')
     implementation: str = field(
-        'auto', 'attention kernel; auto: the fastest that serves', choices='attnlab.kernels.implementations:CHOICES'
+        'auto',
+        'attention kernel; auto: the fastest that serves',
+        choices='attnlab.kernels.implementations:IMPLEMENTATION_CHOICES',
     )
     scan: bool = field(False, 'blocks as one compiled loop')
     remat: Literal['none', 'dots', 'full'] = field('none', 'what the backward pass computes again')

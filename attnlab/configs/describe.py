@@ -4,18 +4,20 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from attnlab.configs.fields import Field, Section, bounds_of, fields_of, named
+from attnlab.configs.fields import Field, Section, describe_bounds, fields_of, section_class
 from attnlab.configs.tasks import TASKS
 
 
-def table(cls: type[Section], config: Any) -> str:
+def config_table(cls: type[Section], config: Any) -> str:
     """The lines of `attnlab config`: every field of a config that has them all."""
-    rows = [(key, _shown(value), kind(field), field.doc) for key, field, value in _values(cls, config, '')]
+    rows = [
+        (key, _shown(value), describe_field_type(field), field.doc) for key, field, value in _values(cls, config, '')
+    ]
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     return '\n'.join(f'{key:<{widths[0]}}  {value:<{widths[1]}}  {doc} ({what})' for key, value, what, doc in rows)
 
 
-def markdown() -> str:
+def config_markdown() -> str:
     """`docs/configs.md`: a table for each dataclass of each task's config; a field stands in the first that has it."""
     lines = [
         '# Config fields', '',
@@ -33,26 +35,29 @@ def markdown() -> str:
                 continue
             lines += ['', f'### {title}: {_title(section)}'] if title else []
             lines += ['', '| field | default | values | |', '| --- | --- | --- | --- |']
-            lines += [f'| `{each.name}` | `{_shown(each.default)}` | {kind(each)} | {each.doc} |' for each in fresh]
+            lines += [
+                f'| `{each.name}` | `{_shown(each.default)}` | {describe_field_type(each)} | {each.doc} |'
+                for each in fresh
+            ]
             if names := [f'`{each.name}`' for each in known if each.name != 'name']:
                 lines += ['', f'Also, as in tables above: {", ".join(names)}.']
     return '\n'.join(lines) + '\n'
 
 
-def kind(field: Field) -> str:
+def describe_field_type(field: Field) -> str:
     """Type, allowed values and bounds of a field, in words."""
     if allowed := field.allowed():
         return ', '.join(str(value) for value in allowed)
     inner = typing.get_args(field.kind)
     name = f'tuple of {inner[0].__name__}' if inner else field.kind.__name__
-    return ', '.join(filter(None, [name, bounds_of(field)]))
+    return ', '.join(filter(None, [name, describe_bounds(field)]))
 
 
 def _values(cls: type[Section], config: Any, above: str) -> Iterator[tuple[str, Field, Any]]:
     for field in fields_of(cls):
         value = config[field.name]
         if field.sections:
-            yield from _values(named(field, value, above), value, f'{above}{field.name}.')
+            yield from _values(section_class(field, value, above), value, f'{above}{field.name}.')
         else:
             yield above + field.name, field, value
 
@@ -74,4 +79,4 @@ def _shown(value: Any) -> str:
 
 
 if __name__ == '__main__':
-    print(markdown(), end='')
+    print(config_markdown(), end='')

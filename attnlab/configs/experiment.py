@@ -15,8 +15,8 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import RequiredValueError
 
-from attnlab.configs import fields, saved
-from attnlab.configs.overrides import override
+from attnlab.configs import fields, serialization
+from attnlab.configs.overrides import apply_override
 from attnlab.configs.run import RunConfig
 from attnlab.configs.tasks import config_class
 from attnlab.errors import UserError
@@ -24,7 +24,7 @@ from attnlab.errors import UserError
 _ROOT = Path(__file__).resolve().parents[2]  # where `experiments/` stands in a checkout
 
 
-def load(spec: str, overrides: Sequence[tuple[str, Any]] = ()) -> ConfigDict:
+def load_experiment(spec: str, overrides: Sequence[tuple[str, Any]] = ()) -> ConfigDict:
     """The locked config of the experiment `path.py` or `path.py:arg`, with overrides (dotted key, value) applied.
 
     A value is a text as on the command line, or of the field's type; an int serves for a float, a list for a tuple.
@@ -37,24 +37,24 @@ def load(spec: str, overrides: Sequence[tuple[str, Any]] = ()) -> ConfigDict:
     for key in (keys := [key for key, _ in overrides]):
         if keys.count(key) > 1:
             raise UserError(f'--config.{key} is set {keys.count(key)} times; once is expected')
-    fields.complete(cls, config)
+    fields.fill_defaults(cls, config)
     # First names: the name of a section decides which other fields it has.
     for key, value in sorted(overrides, key=lambda each: not each[0].endswith('.name')):
-        override(cls, config, key, value)
+        apply_override(cls, config, key, value)
         if key.endswith('.name'):
-            fields.complete(cls, config)
+            fields.fill_defaults(cls, config)
     try:
         config = config.copy_and_resolve_references()
     except RequiredValueError:
         empty = next(_empty(config))
         raise UserError(f'{spec}: a value is required: --config.{empty}=...') from None
     except Exception as error:  # a derived value is an expression of the file's author and may raise anything
-        raise UserError(f'{spec}: a derived value fails: {saved.brief(error)}') from error
-    saved.tree(config)
+        raise UserError(f'{spec}: a derived value fails: {serialization.format_error(error)}') from error
+    serialization.config_to_json(config)
     return config.lock()
 
 
-def functions(spec: str, prefix: str) -> dict[str, Callable[..., Any]]:
+def experiment_functions(spec: str, prefix: str) -> dict[str, Callable[..., Any]]:
     """The functions of an experiment's file whose names begin so, by what follows."""
     found = ((name, each) for name, each in _names(_split(spec)[0]).items() if callable(each))
     return {name.removeprefix(prefix): each for name, each in found if name.startswith(prefix)}
@@ -88,7 +88,9 @@ def _call(spec: str) -> ConfigDict:
     except UserError as error:
         raise UserError(f'{spec}: {error}') from error
     except (Exception, SystemExit) as error:  # whatever the experiment's author raises for an argument
-        raise UserError(f'{spec}: get_config fails{_line_in(path, error)}: {saved.brief(error)}') from error
+        raise UserError(
+            f'{spec}: get_config fails{_line_in(path, error)}: {serialization.format_error(error)}'
+        ) from error
     if isinstance(config, RunConfig):
         return fields.config_dict(config)
     if type(config) is not ConfigDict:  # a frozen one could not be overridden
@@ -113,7 +115,7 @@ def _nearest_file(name: str) -> str:
     files = {str(path.relative_to(base)) for base, folder in folders.items() for path in folder.rglob('*.py')}
     likeness = lambda file: max(fields.similarity(name, file), fields.similarity(Path(name).stem, Path(file).stem))
     best = max(sorted(files), key=likeness, default='')
-    return f'; did you mean {best}?' if likeness(best) >= fields.ALIKE else ''
+    return f'; did you mean {best}?' if likeness(best) >= fields.MIN_SIMILARITY else ''
 
 
 def _get_config(path: Path) -> Callable[..., Any]:
@@ -129,9 +131,11 @@ def _names(path: Path) -> dict[str, Any]:
     try:
         return runpy.run_path(str(path))
     except SyntaxError as error:
-        raise UserError(f'{error.filename or path}, line {error.lineno or 1}: {saved.brief(error)}') from error
+        raise UserError(
+            f'{error.filename or path}, line {error.lineno or 1}: {serialization.format_error(error)}'
+        ) from error
     except (Exception, SystemExit) as error:  # an experiment is code, and code may raise anything
-        raise UserError(f'{path} fails{_line_in(path, error)}: {saved.brief(error)}') from error
+        raise UserError(f'{path} fails{_line_in(path, error)}: {serialization.format_error(error)}') from error
 
 
 def _line_in(path: Path, error: BaseException) -> str:

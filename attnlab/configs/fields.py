@@ -4,8 +4,8 @@
     class Decode(Section):
         beams: int = field(1, 'hypotheses kept by beam search; 1: greedy', least=1)
 
-A `Section` checks its values when it is made. `typed` reads a whole config (an `ml_collections.ConfigDict`, or a dict
-from JSON) into dataclasses, and `complete` gives a config the fields that it lacks.
+A `Section` checks its values when it is made. `to_dataclass` reads a whole config (an `ml_collections.ConfigDict`, or a dict
+from JSON) into dataclasses, and `fill_defaults` gives a config the fields that it lacks.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from attnlab.errors import UserError
 
-LARGEST = 2**53
+MAX_EXACT_INT = 2**53
 """An int serves for a float up to here: every smaller one is a float exactly."""
 
 T = TypeVar('T', bound='Section')
@@ -46,7 +46,7 @@ def field(
 
     doc: one line.  least, above, most, below: bounds, `least <= value`, `above < value`, and so on; of each element
       where the field is a tuple.
-    choices: for allowed values that a table elsewhere lists: 'package.module:TABLE'. `typed` imports it.
+    choices: for allowed values that a table elsewhere lists: 'package.module:TABLE'. `to_dataclass` imports it.
     """
     bounds = {'least': least, 'above': above, 'most': most, 'below': below}
     return dataclasses.field(default=default, metadata={'doc': doc, 'bounds': bounds, 'choices': choices})
@@ -63,7 +63,7 @@ class Section:
     def __post_init__(self) -> None:
         for each in fields_of(type(self)):
             if not dataclasses.is_dataclass(value := getattr(self, each.name)):
-                object.__setattr__(self, each.name, checked(each, value, '', load_choices=False))
+                object.__setattr__(self, each.name, checked_value(each, value, '', load_choices=False))
         self.check()
 
     def check(self) -> None:
@@ -130,20 +130,20 @@ def _plain(section: Section) -> dict[str, Any]:
     return {name: _plain(value) if isinstance(value, Section) else value for name, value in values.items()}
 
 
-def typed(cls: type[T], config: Any) -> T:
+def to_dataclass(cls: type[T], config: Any) -> T:
     """A config as an instance of its dataclass; missing fields take their defaults.
 
     Raises UserError naming the dotted key for an unknown field, a missing one without a default, a value of another
     type, and a value that is not allowed.
     """
-    known = list(keys(cls))
-    for key in present(config):
+    known = list(possible_keys(cls))
+    for key in present_keys(config):
         if key not in known:
-            raise UserError(f'there is no config.{key}{nearest_key(key, known)}')
+            raise UserError(f'there is no config.{key}{key_suggestion(key, known)}')
     return _section(cls, config, '')
 
 
-def complete(cls: type[Section], config: ConfigDict) -> list[str]:
+def fill_defaults(cls: type[Section], config: ConfigDict) -> list[str]:
     """Add the fields that a config lacks and that have defaults; returns their dotted keys."""
     return list(_completed(cls, config, ''))
 
@@ -153,29 +153,31 @@ def _completed(cls: type[Section], config: ConfigDict, above: str) -> Iterator[s
         if each.name not in config:
             if not each.required:
                 config[each.name] = config_dict(each.default) if each.sections else each.default
-                inner = present(config[each.name], f'{above}{each.name}.') if each.sections else [above + each.name]
+                inner = (
+                    present_keys(config[each.name], f'{above}{each.name}.') if each.sections else [above + each.name]
+                )
                 yield from inner
         elif each.sections and isinstance(section := config[each.name], ConfigDict):
-            yield from _completed(named(each, section, above), section, f'{above}{each.name}.')
+            yield from _completed(section_class(each, section, above), section, f'{above}{each.name}.')
 
 
-def keys(cls: type[Section], above: str = '') -> Iterator[str]:
+def possible_keys(cls: type[Section], above: str = '') -> Iterator[str]:
     """Dotted keys of all fields that a config may have, of every dataclass that a subsection may be."""
     found: dict[str, None] = {}
     for each in fields_of(cls):
         found[above + each.name] = None
         for section in each.sections:
-            found |= dict.fromkeys(keys(section, f'{above}{each.name}.'))
+            found |= dict.fromkeys(possible_keys(section, f'{above}{each.name}.'))
     yield from found
 
 
-def present(config: Any, above: str = '') -> Iterator[str]:
+def present_keys(config: Any, above: str = '') -> Iterator[str]:
     """Dotted keys of the sections and fields of a config, given as a mapping."""
     references = {'preserve_field_references': True} if isinstance(config, ConfigDict) else {}  # may have no value yet
     for name, value in config.items(**references):
         yield above + name
         if isinstance(value, Mapping | ConfigDict):
-            yield from present(value, f'{above}{name}.')
+            yield from present_keys(value, f'{above}{name}.')
 
 
 def _section(cls: type[T], config: Any, above: str) -> T:
@@ -190,29 +192,29 @@ def _section(cls: type[T], config: Any, above: str) -> T:
             value = config[each.name]
             if not isinstance(value, Mapping | ConfigDict):
                 raise UserError(f'config.{key} is {value!r}; expected a section')
-            values[each.name] = _section(named(each, value, above), value, f'{key}.')
+            values[each.name] = _section(section_class(each, value, above), value, f'{key}.')
         else:
-            values[each.name] = checked(each, config[each.name], above)
+            values[each.name] = checked_value(each, config[each.name], above)
     try:
         return cls(**values)
     except UserError as error:
         raise UserError(f'{above}{error}') from None
 
 
-def named(each: Field, config: Any, above: str) -> type[Section]:
+def section_class(each: Field, config: Any, above: str) -> type[Section]:
     """The dataclass of a subsection: the only one, or the one whose `name` the config has; UserError for none."""
     if len(each.sections) == 1:
         return each.sections[0]
     by_name = each.by_name
     name = config.get('name')
     if name is None:
-        raise UserError(f'config has no {above}{each.name}.name; expected {listed(by_name)}')
+        raise UserError(f'config has no {above}{each.name}.name; expected {join_names(by_name)}')
     if not isinstance(name, str) or name not in by_name:
-        raise UserError(f'{above}{each.name}.name is {name!r}; expected {listed(by_name)}')
+        raise UserError(f'{above}{each.name}.name is {name!r}; expected {join_names(by_name)}')
     return by_name[name]
 
 
-def checked(each: Field, value: Any, above: str, load_choices: bool = True) -> Any:
+def checked_value(each: Field, value: Any, above: str, load_choices: bool = True) -> Any:
     """The value, an int as a float and a list as a tuple where the field is one; UserError for a wrong one."""
     where = f'{above}{each.name}'
     if isinstance(value, list) and typing.get_origin(each.kind) is tuple:
@@ -221,10 +223,10 @@ def checked(each: Field, value: Any, above: str, load_choices: bool = True) -> A
         shown = 'a section' if isinstance(value, ConfigDict) else repr(value)
         raise UserError(f'{where} is {shown}; expected {_expected(each)}')
     if (allowed := each.allowed(load_choices)) and value not in allowed:
-        raise UserError(f'{where} is {value!r}; expected {listed(allowed)}')
+        raise UserError(f'{where} is {value!r}; expected {join_names(allowed)}')
     for one in value if isinstance(value, tuple) else [value]:
         if not _within(one, each.bounds):
-            raise UserError(f'{where} is {value!r}; expected {bounds_of(each)}')
+            raise UserError(f'{where} is {value!r}; expected {describe_bounds(each)}')
     if isinstance(value, tuple) and typing.get_args(each.kind)[0] is float:
         return tuple(float(one) for one in value)
     return float(value) if each.kind is float else value  # type: ignore[arg-type]
@@ -239,7 +241,7 @@ def _fits(value: Any, kind: Any) -> bool:
             count = len(value) if isinstance(value, tuple) and inner[-1] is Ellipsis else len(inner)
             return type(value) is tuple and len(value) == count and all(_fits(one, inner[0]) for one in value)
     if kind is float and type(value) is int:
-        return abs(value) <= LARGEST
+        return abs(value) <= MAX_EXACT_INT
     return type(value) is kind and (kind is not float or math.isfinite(value))  # exactly: a bool is an int
 
 
@@ -249,7 +251,7 @@ def _within(value: Any, bounds: Mapping[str, float | None]) -> bool:
     return all(tests[name](bound) for name, bound in bounds.items() if bound is not None)
 
 
-def bounds_of(each: Field) -> str:
+def describe_bounds(each: Field) -> str:
     """The allowed range in words; '' without bounds."""
     least, above, most, below = (each.bounds.get(name) for name in ('least', 'above', 'most', 'below'))
     what = 'numbers ' if typing.get_origin(each.kind) is tuple else ''
@@ -270,20 +272,20 @@ def _expected(each: Field) -> str:
         fields = ', '.join(one.name for one in fields_of(each.sections[0]))
         return f'a section with the fields {fields}' if len(each.sections) == 1 else 'a section with a name'
     if allowed := each.allowed(load_choices=False):
-        return listed(allowed)
+        return join_names(allowed)
     if typing.get_origin(each.kind) is tuple:
         inner = typing.get_args(each.kind)
         return f'a tuple of {"" if inner[-1] is Ellipsis else f"{len(inner)} "}{inner[0].__name__}'
     return {bool: 'true or false', int: 'an int', float: 'a finite float', str: 'a str'}[each.kind]
 
 
-def listed(names: Any) -> str:
+def join_names(names: Any) -> str:
     """Names as text: 'a', 'b' or 'c'."""
     *front, last = map(repr, names)
     return f'{", ".join(front)} or {last}' if front else last
 
 
-def nearest_key(key: str, names: Sequence[str]) -> str:
+def key_suggestion(key: str, names: Sequence[str]) -> str:
     """The end of an error about an unknown key: the most similar of the dotted names or, where none is similar, all
     names in the key's section."""
     last = key.split('.')[-1]
@@ -292,7 +294,7 @@ def nearest_key(key: str, names: Sequence[str]) -> str:
         return similarity(key, name) + similarity(last, name.split('.')[-1])
 
     best = max(names, key=likeness, default='')
-    if likeness(best) >= 2 * ALIKE:
+    if likeness(best) >= 2 * MIN_SIMILARITY:
         return f'; did you mean config.{best}?'
     above = key.rpartition('.')[0]
     beside = above and {name for name in names if name.rpartition('.')[0] == above}
@@ -300,7 +302,7 @@ def nearest_key(key: str, names: Sequence[str]) -> str:
     return f'; expected one of {", ".join(sorted(beside))}' if beside else ''
 
 
-ALIKE = 0.6
+MIN_SIMILARITY = 0.6
 """Similarity of two names from which one is offered for the other."""
 
 

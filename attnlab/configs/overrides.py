@@ -8,11 +8,20 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from attnlab.configs.fields import Field, Section, checked, fields_of, listed, named, nearest_key, present
+from attnlab.configs.fields import (
+    Field,
+    Section,
+    checked_value,
+    fields_of,
+    join_names,
+    key_suggestion,
+    present_keys,
+    section_class,
+)
 from attnlab.errors import UserError
 
 
-def override(cls: type[Section], config: ConfigDict, key: str, value: Any) -> None:
+def apply_override(cls: type[Section], config: ConfigDict, key: str, value: Any) -> None:
     """Set a field of a config that has all fields of its dataclass.
 
     value: a text as on the command line, or a value of the field's type.
@@ -29,7 +38,7 @@ def override(cls: type[Section], config: ConfigDict, key: str, value: Any) -> No
             kind = type(section[part]).__name__
             raise UserError(f'config.{above}{part} is a {kind}, not a section: there is no config.{key}')
         section, within = section[part], field
-        cls = named(field, section, above)
+        cls = section_class(field, section, above)
     field = _field(cls, name, key, config, within)
     if field.sections:
         fields = ', '.join(f'config.{key}.{inner}' for inner in section[name])
@@ -38,7 +47,7 @@ def override(cls: type[Section], config: ConfigDict, key: str, value: Any) -> No
         value = _parsed(key, value, field.kind)
     if name == 'name' and within and len(within.sections) > 1:
         field = field._replace(kind=Literal[tuple(within.by_name)])
-    value = checked(field, value, key.removesuffix(name), load_choices=False)
+    value = checked_value(field, value, key.removesuffix(name), load_choices=False)
     with section.ignore_type():  # a float may stand where the file has an int
         section[name] = value
 
@@ -53,8 +62,8 @@ def _field(cls: type[Section], name: str, key: str, config: ConfigDict, within: 
     if others:
         own = next(other for other, one in by_name.items() if one is cls)
         path = key.removesuffix(f'.{name}')
-        raise UserError(f'config.{key} is a field of {path}.name {listed(others)}; {path}.name is {own!r}')
-    raise UserError(f'there is no config.{key}{nearest_key(key, list(present(config)))}')
+        raise UserError(f'config.{key} is a field of {path}.name {join_names(others)}; {path}.name is {own!r}')
+    raise UserError(f'there is no config.{key}{key_suggestion(key, list(present_keys(config)))}')
 
 
 def _parsed(key: str, text: str, kind: Any) -> Any:

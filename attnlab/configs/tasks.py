@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from attnlab.configs.align import AlignConfig
-from attnlab.configs.fields import Section, listed
+from attnlab.configs.fields import Section, join_names
 from attnlab.configs.language import LanguageConfig
 from attnlab.configs.run import RunConfig
 from attnlab.configs.vision import VisionConfig
@@ -31,9 +31,11 @@ def task_class(name: Any) -> Any:
     Raises UserError for a name that is neither in the table nor the 'package.module:Class' of a class with a `Config`.
     """
     if name is None:
-        raise UserError(f'config has no task; expected {listed(TASKS)}')
+        raise UserError(f'config has no task; expected {join_names(TASKS)}')
     if not isinstance(name, str) or name not in TASKS and ':' not in name:
-        raise UserError(f"task is {name!r}; expected {listed(TASKS)}, or 'package.module:Class' of a task of your own")
+        raise UserError(
+            f"task is {name!r}; expected {join_names(TASKS)}, or 'package.module:Class' of a task of your own"
+        )
     module, _, attribute = (TASKS[name][1] if name in TASKS else name).partition(':')
     if name in TASKS:
         return getattr(importlib.import_module(module), attribute)

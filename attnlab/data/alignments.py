@@ -21,7 +21,7 @@ _PHARAOH = re.compile(r'(\d+)([-p])(\d+)')
 
 
 @dataclass(frozen=True)
-class Links:
+class GoldLinks:
     """The gold links of one sentence pair, (source index, target index) from 0; `possible` includes `sure`."""
 
     sure: frozenset[Link]
@@ -32,7 +32,7 @@ class Links:
             raise ValueError(f'sure links that are not possible: {sorted(self.sure - self.possible)}')
 
 
-class Scores(NamedTuple):
+class AlignmentScores(NamedTuple):
     """Rates of a corpus, each from 0 to 1."""
 
     aer: float
@@ -40,7 +40,7 @@ class Scores(NamedTuple):
     recall: float
 
 
-def read_gold(path: str | Path) -> dict[int, Links]:
+def read_gold_links(path: str | Path) -> dict[int, GoldLinks]:
     """Gold links by sentence number, from 1 in both formats; a file and line that fit neither raise UserError."""
     return _read(path)
 
@@ -59,7 +59,7 @@ def write_links(path: str | Path, links: Iterable[Set[Link]]) -> None:
     Path(path).write_text(''.join(f'{line}\n' for line in lines), encoding='ascii', newline='\n')
 
 
-def alignment_error_rate(links: Sequence[Set[Link]], gold: Sequence[Links]) -> Scores:
+def alignment_error_rate(links: Sequence[Set[Link]], gold: Sequence[GoldLinks]) -> AlignmentScores:
     """AER = 1 - (|A & S| + |A & P|) / (|A| + |S|), precision |A & P| / |A|, recall |A & S| / |S| (Och and Ney 2003).
 
     A are the links, S the sure and P the possible gold links; the counts are summed over the corpus, so the scores are
@@ -70,14 +70,14 @@ def alignment_error_rate(links: Sequence[Set[Link]], gold: Sequence[Links]) -> S
     found, sure = sum(map(len, links)), sum(len(sentence.sure) for sentence in gold)
     found_sure = sum(len(a & g.sure) for a, g in zip(links, gold, strict=True))
     found_possible = sum(len(a & g.possible) for a, g in zip(links, gold, strict=True))
-    return Scores(
+    return AlignmentScores(
         aer=1 - _ratio(found_sure + found_possible, found + sure),
         precision=_ratio(found_possible, found),
         recall=_ratio(found_sure, sure),
     )
 
 
-def aer(gold_path: str | Path, links_path: str | Path, swap: bool = False) -> Scores:
+def score_alignment_files(gold_path: str | Path, links_path: str | Path, swap: bool = False) -> AlignmentScores:
     """Scores the links of a file against the gold of another, each in either format; each file is read once.
 
     Both files must end at the same sentence: the number of lines in Pharaoh's format, the largest sentence number in
@@ -107,7 +107,7 @@ def _swapped(links: Set[Link]) -> frozenset[Link]:
     return frozenset((j, i) for i, j in links)
 
 
-def _read(path: str | Path) -> dict[int, Links]:
+def _read(path: str | Path) -> dict[int, GoldLinks]:
     """Links by sentence number; the first line with anything on it shows the format."""
     lines = read_lines(path)
     first = next((line for line in lines if line.strip()), '')
@@ -116,7 +116,7 @@ def _read(path: str | Path) -> dict[int, Links]:
     return {number: _pharaoh_line(path, number, line) for number, line in enumerate(lines, 1)}
 
 
-def _read_naacl(path: str | Path, lines: Sequence[str]) -> dict[int, Links]:
+def _read_naacl(path: str | Path, lines: Sequence[str]) -> dict[int, GoldLinks]:
     sure: dict[int, set[Link]] = {}
     possible: dict[int, set[Link]] = {}
     for number, line in enumerate(lines, 1):
@@ -132,19 +132,19 @@ def _read_naacl(path: str | Path, lines: Sequence[str]) -> dict[int, Links]:
         if match[4] != 'P':
             sure.setdefault(sentence, set()).add((i - 1, j - 1))
     return {
-        sentence: Links(frozenset(sure.get(sentence, ())), frozenset(links))
+        sentence: GoldLinks(frozenset(sure.get(sentence, ())), frozenset(links))
         for sentence, links in sorted(possible.items())
     }
 
 
-def _pharaoh_line(path: str | Path, number: int, line: str) -> Links:
+def _pharaoh_line(path: str | Path, number: int, line: str) -> GoldLinks:
     matches = [(word, _PHARAOH.fullmatch(word)) for word in line.split()]
     for word, match in matches:
         if not match:
             raise UserError(f'{path}, line {number}: {word[:60]!r} is no link: expected i-j or ipj, '
                             'or NAACL lines from the first line on')
     links = [(int(match[1]), int(match[3]), match[2]) for _, match in matches if match]
-    return Links(
+    return GoldLinks(
         sure=frozenset((i, j) for i, j, kind in links if kind == '-'),
         possible=frozenset((i, j) for i, j, _ in links),
     )

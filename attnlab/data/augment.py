@@ -13,7 +13,7 @@ Policy = Literal['none', 'trivial', 'rand']
 Random = np.random.Generator
 
 
-class Labels(NamedTuple):
+class MixedLabels(NamedTuple):
     """What each image shows: `first` int32 [B] to the `share` float32 [B] of it, and `second` to the rest.
 
     Both are -1 where there is no image.
@@ -45,38 +45,38 @@ class Augment:
     mixup: float = 0.0
     cutmix: float = 0.0
 
-    def __call__(self, pixels: np.ndarray, labels: np.ndarray, random: Random) -> tuple[np.ndarray, Labels]:
+    def __call__(self, pixels: np.ndarray, labels: np.ndarray, random: Random) -> tuple[np.ndarray, MixedLabels]:
         """pixels uint8 [B, H, W, C] and labels int [B], -1 for an empty row: both after it; neither is changed."""
         if self.crop or self.flip:
-            pixels = cropped(pixels, self.crop, self.flip, random)
+            pixels = random_crop(pixels, self.crop, self.flip, random)
         match self.policy:
             case 'trivial':
-                pixels = operated(pixels, random.uniform(0, 1, len(pixels)), random)
+                pixels = apply_random_operation(pixels, random.uniform(0, 1, len(pixels)), random)
             case 'rand':
                 for _ in range(self.operations):
-                    pixels = operated(pixels, np.full(len(pixels), self.strength), random)
+                    pixels = apply_random_operation(pixels, np.full(len(pixels), self.strength), random)
             case 'none':
                 pass
             case other:
                 raise ValueError(f"policy is {other!r}; expected 'none', 'trivial' or 'rand'")
         if self.erase:
-            pixels = erased(pixels, self.erase, random)
+            pixels = random_erase(pixels, self.erase, random)
         labels = labels.astype(np.int32)
-        kinds = [(mix, alpha) for mix, alpha in ((blended, self.mixup), (pasted, self.cutmix)) if alpha]
+        kinds = [(mix, alpha) for mix, alpha in ((mixup_images, self.mixup), (cutmix_images, self.cutmix)) if alpha]
         real = np.flatnonzero(labels >= 0)
         if not kinds or len(real) < 2:
-            return pixels, Labels(labels, labels, np.ones(len(labels), np.float32))
+            return pixels, MixedLabels(labels, labels, np.ones(len(labels), np.float32))
         mix, alpha = kinds[random.integers(len(kinds))]
         other = np.arange(len(labels))
         other[real] = np.roll(real, random.integers(1, len(real)))
         pixels, share = mix(pixels, other, random.beta(alpha, alpha, len(labels)), random)
-        return pixels, Labels(labels, labels[other], share.astype(np.float32))
+        return pixels, MixedLabels(labels, labels[other], share.astype(np.float32))
 
 
 # Places
 
 
-def cropped(pixels: np.ndarray, margin: int, flip: bool, random: Random) -> np.ndarray:
+def random_crop(pixels: np.ndarray, margin: int, flip: bool, random: Random) -> np.ndarray:
     """A window of the same size, anywhere within `margin` pixels of black around each image, half of them mirrored."""
     B, H, W, _ = pixels.shape
     framed = np.pad(pixels, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
@@ -87,7 +87,9 @@ def cropped(pixels: np.ndarray, margin: int, flip: bool, random: Random) -> np.n
     return framed[np.arange(B)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def boxes(B: int, H: int, W: int, areas: np.ndarray, ratios: np.ndarray, random: Random, cut: bool) -> np.ndarray:
+def random_boxes(
+    B: int, H: int, W: int, areas: np.ndarray, ratios: np.ndarray, random: Random, cut: bool
+) -> np.ndarray:
     """[B, H, W], True in a box of about that part of the image's area and that height by width.
 
     cut: its middle is anywhere, and it ends at the borders; else it lies within them, less oblong where it must.
@@ -101,13 +103,13 @@ def boxes(B: int, H: int, W: int, areas: np.ndarray, ratios: np.ndarray, random:
     return in_rows[:, :, None] & in_columns[:, None, :]
 
 
-def erased(pixels: np.ndarray, rate: float, random: Random) -> np.ndarray:
+def random_erase(pixels: np.ndarray, rate: float, random: Random) -> np.ndarray:
     """Noise in a box of that part of the images."""
     B, H, W, C = pixels.shape
     chosen = np.flatnonzero(random.random(B) < rate)
     n = len(chosen)
     ratios = np.exp(random.uniform(np.log(0.3), np.log(1 / 0.3), n))
-    inside = boxes(n, H, W, random.uniform(0.02, 0.33, n), ratios, random, cut=False)
+    inside = random_boxes(n, H, W, random.uniform(0.02, 0.33, n), ratios, random, cut=False)
     noise = random.integers(256, size=(n, H, W, C), dtype=np.uint8)
     out = pixels.copy()
     out[chosen] = np.where(inside[..., None], noise, pixels[chosen])
@@ -117,28 +119,32 @@ def erased(pixels: np.ndarray, rate: float, random: Random) -> np.ndarray:
 # Two images in one
 
 
-def blended(pixels: np.ndarray, other: np.ndarray, share: np.ndarray, random: Random) -> tuple[np.ndarray, np.ndarray]:
+def mixup_images(
+    pixels: np.ndarray, other: np.ndarray, share: np.ndarray, random: Random
+) -> tuple[np.ndarray, np.ndarray]:
     """share x image + (1 - share) x the other one, and the share."""
     part = share.astype(np.float32)[:, None, None, None]
     mixed = part * pixels + (1 - part) * pixels[other]
     return np.round(mixed).astype(np.uint8), share
 
 
-def pasted(pixels: np.ndarray, other: np.ndarray, share: np.ndarray, random: Random) -> tuple[np.ndarray, np.ndarray]:
+def cutmix_images(
+    pixels: np.ndarray, other: np.ndarray, share: np.ndarray, random: Random
+) -> tuple[np.ndarray, np.ndarray]:
     """The image with a box of the other one, and the part of its area that is left of it."""
     B, H, W, _ = pixels.shape
-    inside = boxes(B, H, W, 1 - share, np.ones(B), random, cut=True)
+    inside = random_boxes(B, H, W, 1 - share, np.ones(B), random, cut=True)
     return np.where(inside[..., None], pixels[other], pixels), 1 - inside.mean(axis=(1, 2))
 
 
 # Operations on an image, at a strength from 0 to 1
 
 
-FARTHEST = 150 / 331
+MAX_SHIFT = 150 / 331
 """Of an image's side, that it is shifted by (Cubuk et al. 2019, table 6)."""
 
 
-def operated(pixels: np.ndarray, strength: np.ndarray, random: Random) -> np.ndarray:
+def apply_random_operation(pixels: np.ndarray, strength: np.ndarray, random: Random) -> np.ndarray:
     """Each image after one of `OPERATIONS`, drawn for it, at its strength [B]; what has a sign takes either."""
     chosen = random.integers(len(OPERATIONS), size=len(pixels))
     sign = np.where(random.random(len(pixels)) < 0.5, -1.0, 1.0)
@@ -150,7 +156,7 @@ def operated(pixels: np.ndarray, strength: np.ndarray, random: Random) -> np.nda
     return out
 
 
-def turned(pixels: np.ndarray, frame: np.ndarray, shift: np.ndarray) -> np.ndarray:
+def affine_transform(pixels: np.ndarray, frame: np.ndarray, shift: np.ndarray) -> np.ndarray:
     """out[x] = in[frame x + shift], from the image's centre, by the nearest pixel; black from outside.
 
     frame: [B or 1, 2, 2] and shift: [B or 1, 2], both over (row, column).
@@ -174,25 +180,25 @@ def _frame(*entries: np.ndarray | float) -> np.ndarray:
 
 
 def shear_x(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    return turned(pixels, _frame(1, 0, 0.3 * strength * sign, 1), np.zeros((1, 2)))
+    return affine_transform(pixels, _frame(1, 0, 0.3 * strength * sign, 1), np.zeros((1, 2)))
 
 
 def shear_y(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    return turned(pixels, _frame(1, 0.3 * strength * sign, 0, 1), np.zeros((1, 2)))
+    return affine_transform(pixels, _frame(1, 0.3 * strength * sign, 0, 1), np.zeros((1, 2)))
 
 
 def translate_x(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    return turned(pixels, _frame(1, 0, 0, 1), _stacked(0, FARTHEST * pixels.shape[2] * strength * sign))
+    return affine_transform(pixels, _frame(1, 0, 0, 1), _stacked(0, MAX_SHIFT * pixels.shape[2] * strength * sign))
 
 
 def translate_y(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    return turned(pixels, _frame(1, 0, 0, 1), _stacked(FARTHEST * pixels.shape[1] * strength * sign, 0))
+    return affine_transform(pixels, _frame(1, 0, 0, 1), _stacked(MAX_SHIFT * pixels.shape[1] * strength * sign, 0))
 
 
 def rotate(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
     angle = np.deg2rad(30) * strength * sign
     cos, sin = np.cos(angle), np.sin(angle)
-    return turned(pixels, _frame(cos, -sin, sin, cos), np.zeros((1, 2)))
+    return affine_transform(pixels, _frame(cos, -sin, sin, cos), np.zeros((1, 2)))
 
 
 def _towards(pixels: np.ndarray, end: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
@@ -201,7 +207,7 @@ def _towards(pixels: np.ndarray, end: np.ndarray, strength: np.ndarray, sign: np
     return np.clip(np.round(end + part * (pixels - end)), 0, 255).astype(np.uint8)
 
 
-def grey(pixels: np.ndarray) -> np.ndarray:
+def luminance(pixels: np.ndarray) -> np.ndarray:
     """float32 [B, H, W, 1], the luminance (ITU-R 601)."""
     if pixels.shape[-1] != 3:
         return pixels.mean(axis=-1, keepdims=True, dtype=np.float32)
@@ -213,11 +219,11 @@ def brightness(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np
 
 
 def contrast(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    return _towards(pixels, grey(pixels).mean(axis=(1, 2), keepdims=True), strength, sign)
+    return _towards(pixels, luminance(pixels).mean(axis=(1, 2), keepdims=True), strength, sign)
 
 
 def color(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    return _towards(pixels, grey(pixels), strength, sign)
+    return _towards(pixels, luminance(pixels), strength, sign)
 
 
 def sharpness(pixels: np.ndarray, strength: np.ndarray, sign: np.ndarray) -> np.ndarray:

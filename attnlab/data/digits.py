@@ -2,7 +2,7 @@
 
 import numpy as np
 
-SIDE = 16
+DIGIT_SIDE = 16
 _SAMPLES = 12  # points along an arc
 
 
@@ -27,7 +27,7 @@ STROKES: tuple[tuple[list[tuple[float, float]], ...], ...] = (
 )
 
 
-def draw(count: int, key: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def draw_digits(count: int, key: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """`count` digits as pixels uint8 [count, 16, 16, 1], bright ink on a dark page, and labels int32 [count].
 
     key: of the random draws; the same gives the same digits, and the first of more are those of fewer.
@@ -38,7 +38,7 @@ def draw(count: int, key: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         chosen = random.integers(10, size=1000)
         pixels.append(_written(chosen, random))
         labels.append(chosen)
-    empty = np.zeros((0, SIDE, SIDE, 1), np.uint8), np.zeros(0, int)
+    empty = np.zeros((0, DIGIT_SIDE, DIGIT_SIDE, 1), np.uint8), np.zeros(0, int)
     return np.concatenate([empty[0], *pixels])[:count], np.concatenate([empty[1], *labels])[:count].astype(np.int32)
 
 
@@ -48,23 +48,23 @@ def _written(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
     turn, slant, size = uniform(-0.3, 0.3), uniform(-0.35, 0.35), uniform(0.6, 0.95, 2)
     shift, width, ink = uniform(-0.2, 0.2, 1, 2), uniform(0.09, 0.22), uniform(0.55, 1.0)
     waver = random.normal(0, 0.06, (n, 3, 2)), random.normal(0, 0.06, (n, 3, 2))
-    noise = random.normal(0, 0.08, (n, SIDE, SIDE))
+    noise = random.normal(0, 0.08, (n, DIGIT_SIDE, DIGIT_SIDE))
     cos, sin, zero = np.cos(turn), np.sin(turn), np.zeros(n)
     slanted = np.stack([np.stack([size[:, 0], slant], -1), np.stack([zero, size[:, 1]], -1)], -2)
     frame = np.stack([np.stack([cos, -sin], -1), np.stack([sin, cos], -1)], -2) @ slanted  # [n, 2, 2]
-    page = (np.arange(SIDE) + 0.5) / SIDE * 2.4 - 1.2
+    page = (np.arange(DIGIT_SIDE) + 0.5) / DIGIT_SIDE * 2.4 - 1.2
     grid = np.stack(np.meshgrid(page, page), axis=-1).reshape(1, -1, 1, 2)  # x, y
-    out = np.empty((n, SIDE, SIDE))
+    out = np.empty((n, DIGIT_SIDE, DIGIT_SIDE))
     for digit, strokes in enumerate(STROKES):
         at = np.flatnonzero(labels == digit)
-        far = np.full((len(at), SIDE * SIDE), np.inf)
+        far = np.full((len(at), DIGIT_SIDE * DIGIT_SIDE), np.inf)
         for stroke in strokes:
             points = np.asarray(stroke)[None]
             waves = np.arange(1, 4)[None, None, :, None] * points[:, :, None, :] * 1.5
             points = points + np.sum(waver[0][at, None] * np.sin(waves) + waver[1][at, None] * np.cos(waves), axis=2)
             points = points @ frame[at].swapaxes(1, 2) + shift[at]
             far = np.minimum(far, _distance(grid, points[:, None, :-1], points[:, None, 1:]))
-        out[at] = (1 / (1 + np.exp((far - width[at, None]) / 0.05))).reshape(-1, SIDE, SIDE)
+        out[at] = (1 / (1 + np.exp((far - width[at, None]) / 0.05))).reshape(-1, DIGIT_SIDE, DIGIT_SIDE)
     return np.round(255 * np.clip(out * ink[:, None, None] + np.abs(noise), 0, 1)).astype(np.uint8)[..., None]
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from attnlab import files
 from attnlab.errors import UserError
 
-TIMEOUT = 30.0  # seconds without an answer
+TIMEOUT_SECONDS = 30.0  # seconds without an answer
 
 
-def cache(name: str) -> Path:
+def cache_folder(name: str) -> Path:
     """The folder of a data set below $XDG_CACHE_HOME or ~/.cache; it need not exist."""
     return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'attnlab' / name
 
 
-def folder(name: str, chosen: str | Path, published: Mapping[str, tuple[str, str]]) -> Path:
+def data_folder(name: str, chosen: str | Path, published: Mapping[str, tuple[str, str]]) -> Path:
     """The folder of a data set: `chosen` if given, else $ATTNLAB_DATA/NAME if set, whatever it holds; else the cache.
 
     published: file -> (URL, SHA-256); a file that the cache lacks is downloaded into it.
@@ -29,11 +29,11 @@ def folder(name: str, chosen: str | Path, published: Mapping[str, tuple[str, str
         return Path(root) / name
     remedy = f'a folder that holds it is taken by --config.data.folder=DIR, or as DIR/{name} by ATTNLAB_DATA=DIR'
     for file, (url, sha256) in published.items():
-        fetch(url, cache(name) / file, sha256, remedy)
-    return cache(name)
+        download_file(url, cache_folder(name) / file, sha256, remedy)
+    return cache_folder(name)
 
 
-def fetch(url: str, path: Path, sha256: str, remedy: str) -> None:
+def download_file(url: str, path: Path, sha256: str, remedy: str) -> None:
     """Brings a file that is missing or damaged; what stands under its name is complete and checked at any time.
 
     UserError where it cannot be had, is not the file of that checksum or cannot be written; it ends with the `remedy`.
@@ -41,7 +41,7 @@ def fetch(url: str, path: Path, sha256: str, remedy: str) -> None:
     if path.is_file() and _digest(path.read_bytes()) == sha256:
         return
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
             data = answer.read()
     except (OSError, http.client.HTTPException) as error:
         raise UserError(f'{url}: cannot be downloaded ({error}); {remedy}') from None
@@ -49,7 +49,7 @@ def fetch(url: str, path: Path, sha256: str, remedy: str) -> None:
         raise UserError(f'{url}: sha256 is {_digest(data)}, expected {sha256}; {remedy}')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, data)
+        files.write_file(path, data)
     except OSError as error:
         raise UserError(f'{path}: cannot be written ({error}); {remedy}') from None
 

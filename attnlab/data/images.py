@@ -13,12 +13,12 @@ import numpy as np
 
 from attnlab.data import digits, download
 from attnlab.data.kept import kept
-from attnlab.data.text import check_file
+from attnlab.data.text import check_regular_file
 from attnlab.errors import UserError
 
-SIDE = 32
-PLANE = SIDE * SIDE
-SPLITS = ('train', 'valid', 'test')
+CIFAR_SIDE = 32
+PLANE = CIFAR_SIDE * CIFAR_SIDE
+IMAGE_SPLITS = ('train', 'valid', 'test')
 
 
 class Images(NamedTuple):
@@ -29,7 +29,7 @@ class Images(NamedTuple):
     names: tuple[str, ...]
 
 
-class Layout(NamedTuple):
+class CifarLayout(NamedTuple):
     """A published layout: its folder, its archive, the files of each split, and where labels and names stand.
 
     label: the key of the pickled labels, or the place of the label's byte in front of a binary record.
@@ -46,30 +46,30 @@ class Layout(NamedTuple):
 
 
 _TEN = [f'data_batch_{i}' for i in range(1, 6)]
-LAYOUTS = {
+CIFAR_LAYOUTS = {
     'cifar10': (
-        Layout('cifar-10-batches-py', 'cifar-10-python.tar.gz', tuple(_TEN), ('test_batch',), 'batches.meta', 'labels'),
-        Layout(
+        CifarLayout('cifar-10-batches-py', 'cifar-10-python.tar.gz', tuple(_TEN), ('test_batch',), 'batches.meta', 'labels'),
+        CifarLayout(
             'cifar-10-batches-bin', 'cifar-10-binary.tar.gz', tuple(f'{name}.bin' for name in _TEN),
             ('test_batch.bin',), 'batches.meta.txt', 0, 1,
         ),
     ),
     'cifar100': (
-        Layout('cifar-100-python', 'cifar-100-python.tar.gz', ('train',), ('test',), 'meta', 'fine_labels'),
-        Layout(
+        CifarLayout('cifar-100-python', 'cifar-100-python.tar.gz', ('train',), ('test',), 'meta', 'fine_labels'),
+        CifarLayout(
             'cifar-100-binary', 'cifar-100-binary.tar.gz', ('train.bin',), ('test.bin',), 'fine_label_names.txt', 1, 2
         ),
     ),
 }  # fmt: skip
-CLASSES = {'cifar10': 10, 'cifar100': 100, 'digits': 10}
-SHA256 = {  # of the python archives
+CLASS_COUNTS = {'cifar10': 10, 'cifar100': 100, 'digits': 10}
+CIFAR_SHA256 = {  # of the python archives
     'cifar10': '6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce',
     'cifar100': '85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7',
 }
-URL = 'https://www.cs.toronto.edu/~kriz/'
+CIFAR_URL = 'https://www.cs.toronto.edu/~kriz/'
 
 
-def cifar(name: str, split: str, folder: str | Path = '') -> Images:
+def load_cifar(name: str, split: str, folder: str | Path = '') -> Images:
     """CIFAR-10 or CIFAR-100 (Krizhevsky 2009): 50,000 images to train on and 10,000 to test on, 32 x 32, RGB; fewer
     where the files of a folder have fewer.
 
@@ -80,20 +80,20 @@ def cifar(name: str, split: str, folder: str | Path = '') -> Images:
 
     split: 'train', all of it, or 'test'.
     """
-    archive = LAYOUTS[name][0].archive
-    root = download.folder(name, folder, {archive: (URL + archive, SHA256[name])})
+    archive = CIFAR_LAYOUTS[name][0].archive
+    root = download.data_folder(name, folder, {archive: (CIFAR_URL + archive, CIFAR_SHA256[name])})
     layout, read = _source(name, root)
     files = layout.test if split == 'test' else layout.train
     first, *rest = read([layout.names, *files])
-    names = _names(layout, first, CLASSES[name])
+    names = _names(layout, first, CLASS_COUNTS[name])
     parts = [_records(layout, data, file, len(names)) for file, data in zip(files, rest, strict=True)]
     pixels, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
     return Images(pixels, labels, names)
 
 
-def arrays(path: str | Path, classes: int, shape: Sequence[int]) -> Images:
+def load_npz_images(path: str | Path, classes: int, shape: Sequence[int]) -> Images:
     """An .npz file with `images` uint8 [n, H, W, C] and `labels` int [n], each from 0 to classes - 1."""
-    check_file(path)
+    check_regular_file(path)
     try:
         opened = np.load(path, allow_pickle=False)
         if not isinstance(opened, np.lib.npyio.NpzFile):
@@ -117,14 +117,16 @@ def arrays(path: str | Path, classes: int, shape: Sequence[int]) -> Images:
     return Images(pixels, labels.astype(np.int32), tuple(map(str, range(classes))))
 
 
-def drawn(split: str, count: int, seed: int) -> Images:
+def draw_digit_images(split: str, count: int, seed: int) -> Images:
     """`count` digits of a split, drawn by `attnlab.data.digits`: nothing to download."""
-    key = seed, SPLITS.index(split)
-    made = kept('digits', count, key, lambda: dict(zip(('pixels', 'labels'), digits.draw(count, key), strict=True)))
+    key = seed, IMAGE_SPLITS.index(split)
+    made = kept(
+        'digits', count, key, lambda: dict(zip(('pixels', 'labels'), digits.draw_digits(count, key), strict=True))
+    )
     return Images(made['pixels'], made['labels'], tuple('0123456789'))
 
 
-def parted(whole: Images, held_out: int) -> tuple[Images, Images]:
+def split_held_out(whole: Images, held_out: int) -> tuple[Images, Images]:
     """Of images to train on all but the last `held_out`, and those; UserError where none would be left."""
     at = len(whole.labels) - held_out
     if at < 1:
@@ -133,7 +135,7 @@ def parted(whole: Images, held_out: int) -> tuple[Images, Images]:
     return cut(slice(at)), cut(slice(at, None))
 
 
-def statistics(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def channel_statistics(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of each channel [C], of values from 0 to 1; a constant channel has deviation 1."""
     counts = np.stack([np.bincount(pixels[..., channel].ravel(), minlength=256) for channel in range(pixels.shape[-1])])
     values, total = np.arange(256) / 255, counts.sum(axis=1)
@@ -145,16 +147,16 @@ def statistics(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # Files of CIFAR
 
 
-def _source(name: str, root: Path) -> tuple[Layout, Callable[[Sequence[str]], list[bytes]]]:
+def _source(name: str, root: Path) -> tuple[CifarLayout, Callable[[Sequence[str]], list[bytes]]]:
     """The layout that stands below a folder, or in an archive, and what reads files of it."""
-    for layout in LAYOUTS[name]:
+    for layout in CIFAR_LAYOUTS[name]:
         for folder in (root, root / layout.folder):
             if (folder / layout.test[0]).is_file():
                 return layout, lambda files, folder=folder: [_read(folder / file) for file in files]
         for archive in (root, root / layout.archive):
             if archive.is_file() and archive.name == layout.archive:
                 return layout, lambda files, layout=layout, archive=archive: _extract(archive, layout.folder, files)
-    known = ' or '.join(f'{layout.folder} or {layout.archive}' for layout in LAYOUTS[name])
+    known = ' or '.join(f'{layout.folder} or {layout.archive}' for layout in CIFAR_LAYOUTS[name])
     raise UserError(f'{root}: no {name} there; expected {known}')
 
 
@@ -206,7 +208,7 @@ def _unpickle(data: bytes, file: str) -> dict[str, Any]:
     return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in found.items()}
 
 
-def _names(layout: Layout, data: bytes, classes: int) -> tuple[str, ...]:
+def _names(layout: CifarLayout, data: bytes, classes: int) -> tuple[str, ...]:
     if layout.before:
         lines = data.decode('utf-8', 'replace').splitlines()  # a name a line: it may hold blanks
         names = tuple(line.strip() for line in lines if line.strip())
@@ -221,7 +223,7 @@ def _names(layout: Layout, data: bytes, classes: int) -> tuple[str, ...]:
     return names
 
 
-def _records(layout: Layout, data: bytes, file: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
+def _records(layout: CifarLayout, data: bytes, file: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Pixels [n, 32, 32, 3] and labels [n]; a record is a plane of red, one of green, one of blue, each row-major."""
     if isinstance(layout.label, int):
         width = layout.before + 3 * PLANE
@@ -244,7 +246,7 @@ def _records(layout: Layout, data: bytes, file: str, classes: int) -> tuple[np.n
         came = f'data are {planes.dtype} {planes.shape} with labels {labels.shape}'
         raise UserError(f'{file}: {came}; expected uint8 [n, {3 * PLANE}] and n labels')
     _check_labels(labels, classes, file)
-    return planes.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1).copy(), labels.astype(np.int32)
+    return planes.reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE).transpose(0, 2, 3, 1).copy(), labels.astype(np.int32)
 
 
 def _check_labels(labels: np.ndarray, classes: int, where: str) -> None:

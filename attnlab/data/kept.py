@@ -31,7 +31,7 @@ def kept(name: str, count: int, key: tuple, make: Callable[[], Arrays]) -> Array
     if count < ENOUGH:
         return make()
     number = hashlib.sha256(repr((name, count, key)).encode() + _code()).hexdigest()
-    path = download.cache('made') / f'{name}-{number[:24]}.npz'
+    path = download.cache_folder('made') / f'{name}-{number[:24]}.npz'
     try:
         with path.open('rb') as file, np.load(file) as found:
             return dict(found)
@@ -41,7 +41,7 @@ def kept(name: str, count: int, key: tuple, make: Callable[[], Arrays]) -> Array
         return made
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with files.replaced(path) as part, part.open('wb') as file:
+        with files.replace_atomically(path) as part, part.open('wb') as file:
             np.savez(file, allow_pickle=False, **made)
     return made
 

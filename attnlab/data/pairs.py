@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from attnlab.data.alignments import Links
+from attnlab.data.alignments import GoldLinks
 
 
 @dataclass(frozen=True)
-class Pairs:
+class SentencePairs:
     """Sentence pairs: source[i] and target[i] are raw text, as read, and mean the same.
 
     links[i], where known, is the gold alignment over the words `tokenise(normalise(text, language))` of both sides.
@@ -15,7 +15,7 @@ class Pairs:
 
     source: tuple[str, ...]
     target: tuple[str, ...]
-    links: tuple[Links, ...] | None = None
+    links: tuple[GoldLinks, ...] | None = None
 
     def __post_init__(self):
         counts = [len(side) for side in (self.source, self.target, self.links) if side is not None]

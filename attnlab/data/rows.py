@@ -15,10 +15,10 @@ import numpy as np
 from attnlab.data import batches
 from attnlab.errors import UserError
 
-IGNORE = -1  # a label that no loss counts
+IGNORE_LABEL = -1  # a label that no loss counts
 
 
-class Rows(NamedTuple):
+class TokenRows(NamedTuple):
     """[rows, T] int32 each.
 
     tokens: 0 in padding.  labels: what follows each token in its document, IGNORE where nothing does and in padding.
@@ -31,13 +31,13 @@ class Rows(NamedTuple):
     positions: np.ndarray
 
 
-ALL = slice(None)
+ALL_ROWS = slice(None)
 
-Draw = Callable[..., Rows]
+BatchFunction = Callable[..., TokenRows]
 """(step, rows=ALL) -> those rows of the step's batch."""
 
 
-def windows(ids: np.ndarray, T: int, B: int, seed: int) -> Draw:
+def random_windows(ids: np.ndarray, T: int, B: int, seed: int) -> BatchFunction:
     """Batch of step i: B windows whose starts are drawn from all that there are, each as likely (nanoGPT).
 
     ids: [n] int.  UserError if they hold no window of T tokens and their labels.
@@ -48,16 +48,16 @@ def windows(ids: np.ndarray, T: int, B: int, seed: int) -> Draw:
     every = np.lib.stride_tricks.sliding_window_view(ids, T + 1)
     segments, positions = np.ones((B, T), np.int32), np.tile(np.arange(T, dtype=np.int32), (B, 1))
 
-    def draw(step: int, rows: slice = ALL) -> Rows:
+    def draw(step: int, rows: slice = ALL_ROWS) -> TokenRows:
         # The key of a step apart from the seed: no two of them give one sequence, however large.
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(step,))))
         drawn = every[random.integers(len(every), size=B)[rows]].astype(np.int32)
-        return Rows(drawn[:, :-1], drawn[:, 1:], segments[rows], positions[rows])
+        return TokenRows(drawn[:, :-1], drawn[:, 1:], segments[rows], positions[rows])
 
     return draw
 
 
-def consecutive(ids: np.ndarray, T: int) -> Rows:
+def consecutive_windows(ids: np.ndarray, T: int) -> TokenRows:
     """The whole text in windows: each token but the first, before which there is nothing, is a label exactly once."""
     _check(T)
     if len(ids) < 2:
@@ -71,10 +71,10 @@ def consecutive(ids: np.ndarray, T: int) -> Rows:
     segments = cut(np.ones(count), 0)
     # Padding is a segment of its own, with positions of its own.
     positions = np.arange(T, dtype=np.int32) - (1 - segments) * (count % T)
-    return Rows(cut(ids[:-1], 0), cut(ids[1:], IGNORE), segments, positions)
+    return TokenRows(cut(ids[:-1], 0), cut(ids[1:], IGNORE_LABEL), segments, positions)
 
 
-def pack(documents: Sequence[np.ndarray], T: int) -> Rows:
+def pack_documents(documents: Sequence[np.ndarray], T: int) -> TokenRows:
     """Documents in as few rows as best fit finds, whole, each a segment of its own.
 
     documents: [n] int each, marks included.  They are placed in order, each in the row with the least room that holds
@@ -87,8 +87,8 @@ def pack(documents: Sequence[np.ndarray], T: int) -> Rows:
     if not lengths.sum():
         raise UserError('no documents to pack')
     ids = np.concatenate(documents).astype(np.int32)
-    labels = np.append(ids[1:], np.int32(IGNORE))
-    labels[np.cumsum(lengths)[lengths > 0] - 1] = IGNORE
+    labels = np.append(ids[1:], np.int32(IGNORE_LABEL))
+    labels[np.cumsum(lengths)[lengths > 0] - 1] = IGNORE_LABEL
     pieces = np.array([size for length in lengths for size in _pieces(int(length), T)], np.int64)
     rows, columns, numbers = _places(pieces, T)
     within = np.arange(len(ids)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
@@ -103,18 +103,18 @@ def pack(documents: Sequence[np.ndarray], T: int) -> Rows:
 
     segments = laid(np.repeat(numbers, pieces), 0)
     positions = np.where(segments == 0, np.arange(T) - (T - room)[:, None], laid(within, 0)).astype(np.int32)
-    return Rows(laid(ids, 0), laid(labels, IGNORE), segments, positions)
+    return TokenRows(laid(ids, 0), laid(labels, IGNORE_LABEL), segments, positions)
 
 
-def shuffled(every: Rows, B: int, seed: int) -> Draw:
+def shuffled_row_batches(every: TokenRows, B: int, seed: int) -> BatchFunction:
     """Batch of step i: a new order of the rows every epoch, in which each comes once; the last batch is padded."""
     _check(B=B)
     count, T = every.tokens.shape
-    order = batches.shuffled(np.full(count, T), [T], B, seed)
-    return lambda step, rows=ALL: _take(every, order(step).examples[rows])
+    order = batches.shuffled_batches(np.full(count, T), [T], B, seed)
+    return lambda step, rows=ALL_ROWS: _take(every, order(step).examples[rows])
 
 
-def in_order(rows: Rows, B: int) -> list[Rows]:
+def ordered_row_batches(rows: TokenRows, B: int) -> list[TokenRows]:
     """All rows in batches of B; the last one is padded."""
     _check(B=B)
     count = len(rows.tokens)
@@ -127,11 +127,11 @@ def _check(T: int = 1, B: int = 1) -> None:
         raise UserError(f'rows of {T} tokens, {B} in a batch; expected at least 1 of each')
 
 
-def _take(rows: Rows, chosen: np.ndarray) -> Rows:
+def _take(rows: TokenRows, chosen: np.ndarray) -> TokenRows:
     """Those rows; -1 is a row of padding."""
     full = (chosen >= 0)[:, None]
-    empty = (np.int32(0), np.int32(IGNORE), np.int32(0), np.arange(rows.tokens.shape[1], dtype=np.int32))
-    return Rows(*(np.where(full, values[chosen], fill) for values, fill in zip(rows, empty, strict=True)))
+    empty = (np.int32(0), np.int32(IGNORE_LABEL), np.int32(0), np.arange(rows.tokens.shape[1], dtype=np.int32))
+    return TokenRows(*(np.where(full, values[chosen], fill) for values, fill in zip(rows, empty, strict=True)))
 
 
 def _pieces(length: int, T: int) -> list[int]:

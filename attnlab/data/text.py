@@ -17,7 +17,7 @@ from pathlib import Path
 
 from attnlab.errors import UserError
 
-JOIN, SPACE = '⁀', '␣'
+JOIN_MARK, SPACE_MARK = '⁀', '␣'
 
 _INVISIBLE = re.compile(
     '[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufdd0-\ufdef\ufeff]'
@@ -115,8 +115,8 @@ def tokenise(text: str) -> list[str]:
     for match in _TOKEN.finditer(text):
         word = match[0]
         joined = match.start() == end
-        if joined != _joins(left, word, quoted) or word[0] in (JOIN, SPACE):
-            tokens.append((JOIN if joined else SPACE) + word)
+        if joined != _joins(left, word, quoted) or word[0] in (JOIN_MARK, SPACE_MARK):
+            tokens.append((JOIN_MARK if joined else SPACE_MARK) + word)
         else:
             tokens.append(word)
         left, end, quoted = word, match.end(), quoted ^ (word == '"')
@@ -127,16 +127,16 @@ def detokenise(tokens: Iterable[str]) -> str:
     """The text of `tokenise`'s words; of any other words, the text with the spacing one expects."""
     parts, left, quoted = [], '', False
     for token in tokens:
-        word = bare(token)
-        joined = token[0] == JOIN if word != token else _joins(left, word, quoted)
+        word = strip_spacing_mark(token)
+        joined = token[0] == JOIN_MARK if word != token else _joins(left, word, quoted)
         parts.append(word if joined else ' ' + word)
         left, quoted = word, quoted ^ (word == '"')
     return ''.join(parts)
 
 
-def bare(token: str) -> str:
+def strip_spacing_mark(token: str) -> str:
     """The word of a token, without its mark."""
-    return token[1:] if len(token) > 1 and token[0] in (JOIN, SPACE) else token
+    return token[1:] if len(token) > 1 and token[0] in (JOIN_MARK, SPACE_MARK) else token
 
 
 def _joins(left: str, right: str, quoted: bool) -> bool:
@@ -157,12 +157,12 @@ def _read_bytes(path: Path) -> bytes:
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == '.gz' else data
     except FileNotFoundError:
-        raise UserError(f'{path}: no such file{nearest(path)}') from None
+        raise UserError(f'{path}: no such file{file_suggestion(path)}') from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f'{path}: cannot be read: {error}') from None
 
 
-def check_file(path: str | Path) -> None:
+def check_regular_file(path: str | Path) -> None:
     """Raises UserError for a pipe or a device in place of a data file.
 
     A run reads its data more than once: for each split, and again to resume or to evaluate.  A pipe would be empty or
@@ -172,7 +172,7 @@ def check_file(path: str | Path) -> None:
         raise UserError(f'{path} is a pipe or a device, which can be read only once; expected a file')
 
 
-def nearest(path: Path) -> str:
+def file_suggestion(path: Path) -> str:
     """`, did you mean ...?` with the most similar file in the folder of a missing one, or nothing."""
     if not path.parent.is_dir():
         return f', nor a folder {path.parent}'

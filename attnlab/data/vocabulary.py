@@ -22,13 +22,13 @@ import numpy as np
 
 from attnlab import files
 from attnlab.data import kept
-from attnlab.data.text import bare, detokenise, nearest, normalise, read_lines, tokenise
+from attnlab.data.text import detokenise, file_suggestion, normalise, read_lines, strip_spacing_mark, tokenise
 from attnlab.errors import UserError
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
-SPECIAL = ('<pad>', '<unk>', '<s>', '</s>')
+SPECIAL_TOKENS = ('<pad>', '<unk>', '<s>', '</s>')
 _SHOWN = 20  # unknown words named in one line
-KINDS = {'words': '.txt', 'subwords': '.model'}
+VOCABULARY_SUFFIXES = {'words': '.txt', 'subwords': '.model'}
 
 # sentencepiece writes `▁` for the start of a word: one in the text goes in as a code point that normalised text lacks.
 _START, _LITERAL_START = '▁', '\ufdd0'
@@ -55,9 +55,9 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, which is normalised first; neither BOS nor EOS."""
-        return self.encode_all([text])[0]
+        return self.encode_batch([text])[0]
 
-    def encode_all(self, lines: Iterable[str]) -> list[list[int]]:
+    def encode_batch(self, lines: Iterable[str]) -> list[list[int]]:
         """`encode` of each line."""
         lines = list(lines)
         key = (self._digest, kept.digest(lines))
@@ -88,7 +88,9 @@ class Vocabulary:
         The labels of an encoded text are the bare words of `tokenise`.
         """
         ids = checked_ids(ids, self.size)
-        return [(bare(self._word(ids[start:stop])) or _START, start, stop) for start, stop in self._spans(ids)]
+        return [
+            (strip_spacing_mark(self._word(ids[start:stop])) or _START, start, stop) for start, stop in self._spans(ids)
+        ]
 
     def is_unknown(self, ids: Sequence[int]) -> bool:
         """Whether the ids of a word hold one that no training sentence had: `<unk>`, or a byte in sub-words.
@@ -102,7 +104,7 @@ class Vocabulary:
         """The words of a text whose ids are unknown, as they were typed."""
         words, ids = _words(text, self.language), self.encode(text)
         spans = zip(words, self.words(ids), strict=True)
-        return [bare(word) for word, (_, start, stop) in spans if self.is_unknown(ids[start:stop])]
+        return [strip_spacing_mark(word) for word, (_, start, stop) in spans if self.is_unknown(ids[start:stop])]
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
@@ -119,7 +121,7 @@ class Vocabulary:
     def _spans(self, ids: list[int]) -> list[tuple[int, int]]:
         def starts(position: int) -> bool:
             around = ids[max(position - 1, 0) : position + 1]
-            return position == 0 or min(around) < len(SPECIAL) or self.tokens[ids[position]].startswith(_START)
+            return position == 0 or min(around) < len(SPECIAL_TOKENS) or self.tokens[ids[position]].startswith(_START)
 
         whole = self.kind == 'words'
         edges = [position for position in range(len(ids)) if whole or starts(position)] + [len(ids)]
@@ -127,7 +129,7 @@ class Vocabulary:
 
     def _word(self, ids: list[int]) -> str:
         """The token that a span of ids spells, with its mark."""
-        if self.kind == 'words' or ids[0] < len(SPECIAL):
+        if self.kind == 'words' or ids[0] < len(SPECIAL_TOKENS):
             return self.tokens[ids[0]]
         return self._processor.decode(ids).replace(_LITERAL_START, _START)
 
@@ -141,29 +143,29 @@ def checked_ids(ids: Sequence[int] | np.ndarray, size: int) -> list[int]:
     return listed
 
 
-def build(kind: str, lines: Iterable[str], size: int, language: str) -> Vocabulary:
+def build_vocabulary(kind: str, lines: Iterable[str], size: int, language: str) -> Vocabulary:
     """A vocabulary of at most `size` ids from the lines of a training split, the same on every machine.
 
     Words: the most frequent, equally frequent ones in the order of their code points.  Sub-words: byte-pair encoding.
     """
-    return build_shared(kind, [(lines, language)], size)
+    return build_shared_vocabulary(kind, [(lines, language)], size)
 
 
-def build_shared(kind: str, texts: Sequence[tuple[Iterable[str], str]], size: int) -> Vocabulary:
-    """`build` from the lines of several languages, (lines, language) each; it encodes the first one.
+def build_shared_vocabulary(kind: str, texts: Sequence[tuple[Iterable[str], str]], size: int) -> Vocabulary:
+    """`build_vocabulary` from the lines of several languages, (lines, language) each; it encodes the first one.
 
     `dataclasses.replace(..., language=other)` encodes another with the same ids.
     """
-    if kind not in KINDS:
-        raise UserError(f'vocabulary {kind!r}: expected one of {", ".join(KINDS)}')
-    if size <= len(SPECIAL):
-        raise UserError(f'vocabulary size {size}: expected at least {len(SPECIAL) + 1}')
+    if kind not in VOCABULARY_SUFFIXES:
+        raise UserError(f'vocabulary {kind!r}: expected one of {", ".join(VOCABULARY_SUFFIXES)}')
+    if size <= len(SPECIAL_TOKENS):
+        raise UserError(f'vocabulary size {size}: expected at least {len(SPECIAL_TOKENS) + 1}')
     texts = [(list(lines), language) for lines, language in texts]
     key = (kind, size, _library(kind), [(kept.digest(lines), language) for lines, language in texts])
     count = sum(len(lines) for lines, _ in texts)
     file, language = kept.kept('vocabulary', count, key, lambda: _built(kind, texts, size))['made'], texts[0][1]
     if kind == 'words':
-        return Vocabulary(kind, language, SPECIAL + tuple(kept.to_text(file).split('\n')))
+        return Vocabulary(kind, language, SPECIAL_TOKENS + tuple(kept.to_text(file).split('\n')))
     return _subwords(file.tobytes(), language)
 
 
@@ -175,7 +177,7 @@ def _built(kind: str, texts: Sequence[tuple[Sequence[str], str]], size: int) -> 
     if kind == 'words':
         counts = Counter(word for line in words for word in line)
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
-        return {'made': kept.from_text('\n'.join(ranked[: size - len(SPECIAL)]))}
+        return {'made': kept.from_text('\n'.join(ranked[: size - len(SPECIAL_TOKENS)]))}
     return {'made': np.frombuffer(_train(map(_spell, words), size), np.uint8)}
 
 
@@ -194,7 +196,7 @@ def _words(line: str, language: str) -> tuple[str, ...]:
     return tuple(map(sys.intern, tokenise(normalise(line, language))))
 
 
-def warn_of_unknown(vocabulary: Vocabulary, lines: Iterable[str]) -> None:
+def warn_of_unknown_words(vocabulary: Vocabulary, lines: Iterable[str]) -> None:
     """Logs one line that names the words of all lines that a model with this vocabulary was not trained on."""
     words = list(dict.fromkeys(word for line in lines for word in vocabulary.unknown_words(line)))
     if words:
@@ -202,33 +204,33 @@ def warn_of_unknown(vocabulary: Vocabulary, lines: Iterable[str]) -> None:
         logging.warning('unknown to the model, as its training text lacks them: %s', shown)
 
 
-def save(vocabulary: Vocabulary, path: str | Path) -> Path:
+def save_vocabulary(vocabulary: Vocabulary, path: str | Path) -> Path:
     """Writes `path`.txt (a line of kind and language, then one word a line) or `path`.model, and returns which."""
-    path = Path(f'{path}{KINDS[vocabulary.kind]}')
+    path = Path(f'{path}{VOCABULARY_SUFFIXES[vocabulary.kind]}')
     if vocabulary.kind == 'words':
-        lines = [f'words {vocabulary.language}', *vocabulary.tokens[len(SPECIAL) :]]
-        files.write(path, ''.join(f'{line}\n' for line in lines))
+        lines = [f'words {vocabulary.language}', *vocabulary.tokens[len(SPECIAL_TOKENS) :]]
+        files.write_file(path, ''.join(f'{line}\n' for line in lines))
     else:
         language = vocabulary.language.encode()
-        files.write(path, vocabulary.model + _LANGUAGE_TAG + bytes([len(language)]) + language)
+        files.write_file(path, vocabulary.model + _LANGUAGE_TAG + bytes([len(language)]) + language)
     return path
 
 
-def saved(path: str | Path) -> bool:
-    """Whether there is what `save` writes to `path` + .txt or .model."""
-    return any(Path(f'{path}{suffix}').is_file() for suffix in KINDS.values())
+def vocabulary_exists(path: str | Path) -> bool:
+    """Whether there is what `save_vocabulary` writes to `path` + .txt or .model."""
+    return any(Path(f'{path}{suffix}').is_file() for suffix in VOCABULARY_SUFFIXES.values())
 
 
-def load(path: str | Path) -> Vocabulary:
-    """What `save` wrote to `path` + .txt or .model; a missing or foreign file raises UserError."""
+def load_vocabulary(path: str | Path) -> Vocabulary:
+    """What `save_vocabulary` wrote to `path` + .txt or .model; a missing or foreign file raises UserError."""
     words, subwords = Path(f'{path}.txt'), Path(f'{path}.model')
     if words.is_file():
         header, *tokens = read_lines(words) or ['']
         if not re.fullmatch('words [a-z]+', header):
             raise UserError(f'{words}, line 1: {header[:60]!r} is not `words LANGUAGE`')
-        return Vocabulary('words', header.split()[1], SPECIAL + tuple(tokens))
+        return Vocabulary('words', header.split()[1], SPECIAL_TOKENS + tuple(tokens))
     if not subwords.is_file():
-        raise UserError(f'{path}: no such vocabulary, .txt or .model{nearest(subwords)}')
+        raise UserError(f'{path}: no such vocabulary, .txt or .model{file_suggestion(subwords)}')
     match = re.fullmatch(rb'(.+)\xc2\x0c.([a-z]+)', subwords.read_bytes(), re.DOTALL)
     try:
         if match:
@@ -241,7 +243,7 @@ def load(path: str | Path) -> Vocabulary:
 def _subwords(model: bytes, language: str) -> Vocabulary:
     processor = _load_processor(model)
     pieces = processor.id_to_piece(list(range(processor.get_piece_size())))
-    return Vocabulary('subwords', language, SPECIAL + tuple(pieces[len(SPECIAL) :]), model)
+    return Vocabulary('subwords', language, SPECIAL_TOKENS + tuple(pieces[len(SPECIAL_TOKENS) :]), model)
 
 
 def _load_processor(model: bytes) -> Any:
@@ -261,8 +263,8 @@ def _train(lines: Iterable[str], size: int) -> bytes:
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines), model_writer=model, model_type='bpe', vocab_size=size,
-            pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS, pad_piece=SPECIAL[PAD], unk_piece=SPECIAL[UNK],
-            bos_piece=SPECIAL[BOS], eos_piece=SPECIAL[EOS], normalization_rule_name='identity', byte_fallback=True,
+            pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS, pad_piece=SPECIAL_TOKENS[PAD], unk_piece=SPECIAL_TOKENS[UNK],
+            bos_piece=SPECIAL_TOKENS[BOS], eos_piece=SPECIAL_TOKENS[EOS], normalization_rule_name='identity', byte_fallback=True,
             character_coverage=1.0, hard_vocab_limit=False, split_by_unicode_script=False,
             max_sentence_length=2**30, num_threads=1, minloglevel=2,
         )  # fmt: skip
@@ -275,4 +277,4 @@ def _train(lines: Iterable[str], size: int) -> bytes:
 
 def _label(token: str) -> str:
     start = _START if token.startswith(_START) and len(token) > 1 else ''
-    return start + bare(token[len(start) :])
+    return start + strip_spacing_mark(token[len(start) :])

@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from attnlab.decode.sampling import NO_TOKEN, Step, loop_start, usable
+from attnlab.decode.sampling import INVALID_TOKEN, DecodeStep, cast_loop_carry, has_valid_logits
 from attnlab.errors import UserError
 
 
-class Beams(NamedTuple):
+class Hypotheses(NamedTuple):
     """The best hypotheses of every row, best first; fewer than `beams` where no more exist.
 
     tokens: [B, beams, limit], up to and with the end, 0 behind it.
     scores: [B, beams], log P(tokens) / n ** length_penalty; -inf where there is no hypothesis.
     lengths: [B, beams], n, the end counted; 0 where there is no hypothesis.
 
-    A row that met logits that are not `attnlab.decode.sampling.usable` has no hypotheses: its scores are NaN, and its
+    A row that met logits that are not `attnlab.decode.sampling.has_valid_logits` has no hypotheses: its scores are NaN, and its
     first tokens `NO_TOKEN`, for which `check_tokens` raises.
     """
 
@@ -29,7 +29,7 @@ class Beams(NamedTuple):
 
 
 def beam_search(
-    step: Step,
+    step: DecodeStep,
     state: Any,
     first: Int[Array, ' B'],
     *,
@@ -37,7 +37,7 @@ def beam_search(
     limit: int,
     end: int,
     length_penalty: float = 0.0,
-) -> Beams:
+) -> Hypotheses:
     """The hypotheses of the highest log P / n ** length_penalty that a beam of `beams` finds in `limit` tokens.
 
     A hypothesis is a sequence up to and with `end`, or one of `limit` tokens without it, cut; both are scored alike, n
@@ -76,7 +76,7 @@ def beam_search(
         t, state, previous, live, pool, failed = carry
         state, logits, *_ = step(state, previous)
         exists = live.scores > -jnp.inf
-        failed = failed | jnp.any(exists & ~usable(logits).reshape(B, beams), axis=1)
+        failed = failed | jnp.any(exists & ~has_valid_logits(logits).reshape(B, beams), axis=1)
         each = jax.nn.log_softmax(logits.astype(wide), axis=-1).reshape(B, beams, V) + live.scores[:, :, None]
         each = jnp.where((exists & ~failed[:, None])[:, :, None], each, -jnp.inf)
         # At most one continuation of each hypothesis ends: twice as many hold `beams` that do not.
@@ -85,32 +85,32 @@ def beam_search(
         ended = token == end
         tokens = _rows(live.tokens, parent).at[:, :, t].set(token)
         lengths = jnp.full(found.shape, t + 1)
-        finished = Beams(tokens, jnp.where(ended, scores / penalties[t], -jnp.inf), lengths)
+        finished = Hypotheses(tokens, jnp.where(ended, scores / penalties[t], -jnp.inf), lengths)
         pool = _best(pool, jax.tree.map(lambda x: x[:, :beams], finished))
         scores, kept = jax.lax.top_k(jnp.where(ended, -jnp.inf, scores), beams)
-        live = Beams(_rows(tokens, kept), scores, lengths[:, :beams])
+        live = Hypotheses(_rows(tokens, kept), scores, lengths[:, :beams])
         source = (jnp.arange(B)[:, None] * beams + _rows(parent, kept)).reshape(-1)
         state = jax.tree.map(lambda x: x[source], state)
         return t + 1, state, _rows(token, kept).reshape(-1), live, pool, failed
 
-    none = Beams(
+    none = Hypotheses(
         jnp.zeros((B, beams, limit), jnp.int32), jnp.full((B, beams), -jnp.inf, wide), jnp.zeros((B, beams), jnp.int32)
     )
     live = none._replace(scores=none.scores.at[:, 0].set(0.0))  # all would say the same: one starts
     carry = jnp.int32(0), state, previous, live, none, jnp.zeros((B,), bool)
-    carry = loop_start(carry, step, state, previous)
+    carry = cast_loop_carry(carry, step, state, previous)
     *_, live, pool, failed = jax.lax.while_loop(unfinished, advance, carry)
     # Those that live at the limit are cut; before it, none of them scores more than the pool's worst.
     best = _best(pool, live._replace(scores=live.scores / penalties[-1]))
-    nothing = Beams(none.tokens.at[:, :, 0].set(NO_TOKEN), jnp.full_like(best.scores, jnp.nan), none.lengths)
+    nothing = Hypotheses(none.tokens.at[:, :, 0].set(INVALID_TOKEN), jnp.full_like(best.scores, jnp.nan), none.lengths)
     return jax.tree.map(lambda x, y: jnp.where(failed.reshape(-1, *[1] * (y.ndim - 1)), x, y), nothing, best)
 
 
-def _best(pool: Beams, more: Beams) -> Beams:
+def _best(pool: Hypotheses, more: Hypotheses) -> Hypotheses:
     """As many as the pool holds, the best of both, best first; of those that tie, such as at -inf, the pool's own."""
     both = jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), pool, more)
     scores, kept = jax.lax.top_k(both.scores, pool.scores.shape[1])
-    return Beams(_rows(both.tokens, kept), scores, _rows(both.lengths, kept))
+    return Hypotheses(_rows(both.tokens, kept), scores, _rows(both.lengths, kept))
 
 
 def _rows(x: Array, at: Int[Array, 'B k']) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.decode.sampling import Step
+from attnlab.decode.sampling import DecodeStep
 from attnlab.models.language import LanguageModel
 
 Params = Any
@@ -25,7 +25,7 @@ Params = Any
 
 @partial(jax.tree_util.register_dataclass, data_fields=['length', 'layers'], meta_fields=['slots'])
 @dataclasses.dataclass(frozen=True)
-class Cache:
+class DecodingCache:
     """slots: the tokens a row has room for, fixed in a compiled program.  length: [B], how many it holds.
 
     layers: what each keeps of them: keys and values, a recurrent state, the last inputs of a convolution.
@@ -36,7 +36,7 @@ class Cache:
     layers: Any
 
 
-def start(model: LanguageModel, params: Params, B: int, slots: int) -> Cache:
+def init_cache(model: LanguageModel, params: Params, B: int, slots: int) -> DecodingCache:
     """The cache of B rows before their first token, with room for so many tokens each.
 
     Raises ValueError for fewer slots than one, and for more than a model with learned positions has of these.
@@ -52,13 +52,13 @@ def start(model: LanguageModel, params: Params, B: int, slots: int) -> Cache:
     return _cache(slots, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 
 
-def extend(
+def extend_cache(
     model: LanguageModel,
     params: Params,
-    cache: Cache,
+    cache: DecodingCache,
     tokens: Int[Array, 'B T'],
     token_mask: Bool[Array, 'B T'] | None = None,
-) -> tuple[Cache, Float[Array, 'B T V']]:
+) -> tuple[DecodingCache, Float[Array, 'B T V']]:
     """The cache with these tokens, and the logits of the token after each.
 
     token_mask: [B, T], false in padding, which may stand anywhere and leaves no trace; its logits mean nothing.
@@ -68,18 +68,18 @@ def extend(
     Raises:
       ValueError: for a cache that is full, naming its slots and lengths.
     """
-    cache, x = advance(model, params, cache, tokens, token_mask)
+    cache, x = extend_cache_without_logits(model, params, cache, tokens, token_mask)
     return cache, model.apply({'params': params}, x, method='logits')  # pyright: ignore[reportReturnType]
 
 
-def advance(
+def extend_cache_without_logits(
     model: LanguageModel,
     params: Params,
-    cache: Cache,
+    cache: DecodingCache,
     tokens: Int[Array, 'B T'],
     token_mask: Bool[Array, 'B T'] | None = None,
-) -> tuple[Cache, Float[Array, 'B T D']]:
-    """`extend` without the product that makes logits: where V is large, one takes it of the last token alone."""
+) -> tuple[DecodingCache, Float[Array, 'B T D']]:
+    """`extend_cache` without the product that makes logits: where V is large, one takes it of the last token alone."""
     _check_room(cache, tokens, token_mask)
     segments = None if token_mask is None else jnp.asarray(token_mask).astype(jnp.int32)
     held = {'past': {'length': cache.length}, 'stack': cache.layers}
@@ -90,33 +90,37 @@ def advance(
 
 
 def prefill(
-    model: LanguageModel, params: Params, cache: Cache, prompts: Int[Array, 'B T'], token_mask: Bool[Array, 'B T']
-) -> tuple[Cache, Int[Array, ' B']]:
+    model: LanguageModel,
+    params: Params,
+    cache: DecodingCache,
+    prompts: Int[Array, 'B T'],
+    token_mask: Bool[Array, 'B T'],
+) -> tuple[DecodingCache, Int[Array, ' B']]:
     """The cache with all of each prompt but its last token, and that token: `state` and `first` of a decoding.
 
     Each row of `token_mask` is true somewhere.
     """
     places = jnp.where(token_mask, jnp.arange(prompts.shape[1])[None], -1)
     last = jnp.max(places, axis=1)[:, None]
-    cache, _ = advance(model, params, cache, prompts, token_mask & (places != last))
+    cache, _ = extend_cache_without_logits(model, params, cache, prompts, token_mask & (places != last))
     return cache, jnp.take_along_axis(prompts, last, axis=1)[:, 0]
 
 
-def stepper(model: LanguageModel, params: Params) -> Step:
+def make_decode_step(model: LanguageModel, params: Params) -> DecodeStep:
     """One token a row: the step of `sample` and `beam_search`, whose state is a cache."""
 
-    def step(cache: Cache, tokens: Int[Array, ' B']) -> tuple[Cache, Float[Array, 'B V']]:
-        cache, logits = extend(model, params, cache, tokens[:, None])
+    def step(cache: DecodingCache, tokens: Int[Array, ' B']) -> tuple[DecodingCache, Float[Array, 'B V']]:
+        cache, logits = extend_cache(model, params, cache, tokens[:, None])
         return cache, logits[:, 0]
 
     return step
 
 
-def _cache(slots: int, held: Any) -> Cache:
-    return Cache(slots, held['past']['length'], held['stack'])
+def _cache(slots: int, held: Any) -> DecodingCache:
+    return DecodingCache(slots, held['past']['length'], held['stack'])
 
 
-def _check_room(cache: Cache, tokens: Array, token_mask: Array | None) -> None:
+def _check_room(cache: DecodingCache, tokens: Array, token_mask: Array | None) -> None:
     if isinstance(cache.length, Tracer) or isinstance(token_mask, Tracer):
         return
     held = np.asarray(cache.length)

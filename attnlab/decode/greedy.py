@@ -7,26 +7,26 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attnlab.decode.sampling import NO_TOKEN, loop_start, usable
+from attnlab.decode.sampling import INVALID_TOKEN, cast_loop_carry, has_valid_logits
 
-Step = Callable[[Any, Int[Array, ' B']], tuple[Any, Float[Array, 'B V'], Float[Array, 'B S']]]
+AttentionStep = Callable[[Any, Int[Array, ' B']], tuple[Any, Float[Array, 'B V'], Float[Array, 'B S']]]
 """(state, previous tokens [B]) -> (next state, logits [B, V], attention [B, S])."""
 
 
-class Decoded(NamedTuple):
+class GreedyResult(NamedTuple):
     """tokens: [B, T], each row up to and with its EOS, 0 behind it.  weights: [B, T, S], row t made token t.
 
-    A row that met logits that are not `attnlab.decode.sampling.usable` ends with `NO_TOKEN`, whose weights are 0.
+    A row that met logits that are not `attnlab.decode.sampling.has_valid_logits` ends with `NO_TOKEN`, whose weights are 0.
     """
 
     tokens: Int[Array, 'B T']
     weights: Float[Array, 'B T S']
 
 
-def greedy(step: Step, state: Any, batch: int, *, bos: int, eos: int, limit: int) -> Decoded:
+def greedy_search(step: AttentionStep, state: Any, batch: int, *, bos: int, eos: int, limit: int) -> GreedyResult:
     """The most probable token at every step, until each row has said EOS or `limit` tokens.
 
-    A row whose logits are not `attnlab.decode.sampling.usable` ends with `NO_TOKEN`; `check_tokens` raises for it.
+    A row whose logits are not `attnlab.decode.sampling.has_valid_logits` ends with `NO_TOKEN`; `check_tokens` raises for it.
 
     Ties go to the lowest token.  Rows do not see each other: a row's tokens do not depend on its neighbours.
     """
@@ -43,13 +43,13 @@ def greedy(step: Step, state: Any, batch: int, *, bos: int, eos: int, limit: int
         t, state, previous, done, tokens, weights = carry
         state, logits, row = step(state, previous)
         best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        token = jnp.where(done, 0, jnp.where(usable(logits), best, NO_TOKEN))
-        done = done | (token == NO_TOKEN)
+        token = jnp.where(done, 0, jnp.where(has_valid_logits(logits), best, INVALID_TOKEN))
+        done = done | (token == INVALID_TOKEN)
         tokens = tokens.at[:, t].set(token)
         weights = weights.at[:, t].set(jnp.where(done[:, None], 0.0, row))
         return t + 1, state, jnp.maximum(token, 0), done | (token == eos), tokens, weights
 
     done = jnp.zeros((batch,), bool)
-    carry = loop_start((jnp.int32(0), state, first, done, tokens, weights), step, state, first)
+    carry = cast_loop_carry((jnp.int32(0), state, first, done, tokens, weights), step, state, first)
     *_, tokens, weights = jax.lax.while_loop(unfinished, advance, carry)
-    return Decoded(tokens, weights)
+    return GreedyResult(tokens, weights)

@@ -11,31 +11,31 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key, UInt32
 
 from attnlab.errors import RunError, UserError
-from attnlab.kernels import axes
+from attnlab.kernels import mesh_axes
 
-Step = Callable[[Any, Int[Array, ' B']], tuple[Any, Float[Array, 'B V'], *tuple[Any, ...]]]
+DecodeStep = Callable[[Any, Int[Array, ' B']], tuple[Any, Float[Array, 'B V'], *tuple[Any, ...]]]
 """(state, previous tokens [B]) -> (next state, logits [B, V]); what more it gives, such as attention, is not read.
 
 The state is a tree of arrays that lead with the batch axis: row b of every leaf belongs to row b of the tokens.
 """
 
 
-NO_TOKEN = -1
-"""In place of a token whose logits are not usable: the row ends there.  See `usable` and `check_tokens`."""
+INVALID_TOKEN = -1
+"""In place of a token whose logits are not usable: the row ends there.  See `has_valid_logits` and `check_decoded_tokens`."""
 
 
-class Sampled(NamedTuple):
+class SampleResult(NamedTuple):
     """tokens: [B, limit], each row up to and with its end, 0 behind it.  lengths: [B], how many, the end counted.
 
-    A row that met logits that are not `usable` ends with `NO_TOKEN`, which `lengths` does not count.
+    A row that met logits that are not `has_valid_logits` ends with `INVALID_TOKEN`, which `lengths` does not count.
     """
 
     tokens: Int[Array, 'B limit']
     lengths: Int[Array, ' B']
 
 
-def sample(
-    step: Step,
+def sample_tokens(
+    step: DecodeStep,
     state: Any,
     first: Int[Array, ' B'],
     *,
@@ -46,7 +46,7 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-) -> Sampled:
+) -> SampleResult:
     """Tokens drawn from softmax(logits / temperature), until each row has said `end` or `limit` tokens.
 
     `stop` tokens are enough if given, a number that may differ from call to call of one compiled program.
@@ -55,8 +55,8 @@ def sample(
     Filters apply in the order temperature, `keep_top_k`, `keep_top_p`: p is of the probability that the first two
     leave.  Temperature 0 takes the most probable token, the lowest of those that tie.
 
-    A row whose logits are not `usable` ends with `NO_TOKEN`, and its batch mates go on.  A full cache, whose logits are
-    NaN, ends a row so.  `check_tokens` raises for such a row.
+    A row whose logits are not `has_valid_logits` ends with `INVALID_TOKEN`, and its batch mates go on.  A full cache, whose logits are
+    NaN, ends a row so.  `check_decoded_tokens` raises for such a row.
 
     Rows do not see each other.  Token t of row b is drawn with fold_in(fold_in(rng, b), t); `rng` may also be the keys
     of the rows [B], so that a row alone, with its own key, says what it says in any batch.
@@ -96,8 +96,8 @@ def sample(
     def advance(carry):
         t, state, previous, done, tokens, lengths = carry
         state, logits, *_ = step(state, previous)
-        token = jnp.where(done, 0, jnp.where(usable(logits), choose(t, logits), NO_TOKEN))
-        failed = token == NO_TOKEN
+        token = jnp.where(done, 0, jnp.where(has_valid_logits(logits), choose(t, logits), INVALID_TOKEN))
+        failed = token == INVALID_TOKEN
         tokens, lengths = tokens.at[:, t].set(token), lengths + ~(done | failed)
         done = done | failed if end is None else done | failed | (token == end)
         return t + 1, state, jnp.maximum(token, 0), done, tokens, lengths
@@ -105,26 +105,26 @@ def sample(
     B = first.shape[0]
     tokens, lengths = jnp.zeros((B, limit), jnp.int32), jnp.zeros((B,), jnp.int32)
     carry = jnp.int32(0), state, first, jnp.zeros((B,), bool), tokens, lengths
-    *_, tokens, lengths = jax.lax.while_loop(unfinished, advance, loop_start(carry, step, state, first, keys, end))
-    return Sampled(tokens, lengths)
+    *_, tokens, lengths = jax.lax.while_loop(unfinished, advance, cast_loop_carry(carry, step, state, first, keys, end))
+    return SampleResult(tokens, lengths)
 
 
-def usable(logits: Float[Array, '*B V']) -> Bool[Array, '*B']:
+def has_valid_logits(logits: Float[Array, '*B V']) -> Bool[Array, '*B']:
     """Whether logits are those of a distribution: no NaN, no plus infinity, and not minus infinity everywhere."""
     # Not from the maximum alone: on a CPU XLA's maximum of a large array loses NaN.
     return ~jnp.any(jnp.isnan(logits), axis=-1) & jnp.isfinite(jnp.max(logits, axis=-1))
 
 
-def check_tokens(tokens: Int[ArrayLike, 'B *more']) -> None:
-    """Raise RunError where a row of decoded tokens ended with `NO_TOKEN`, naming the row and the token."""
-    failed = np.argwhere(np.asarray(tokens) == NO_TOKEN)
+def check_decoded_tokens(tokens: Int[ArrayLike, 'B *more']) -> None:
+    """Raise RunError where a row of decoded tokens ended with `INVALID_TOKEN`, naming the row and the token."""
+    failed = np.argwhere(np.asarray(tokens) == INVALID_TOKEN)
     if len(failed):
         row, token = failed[0][0], failed[0][-1]
         came = f'row {row}: the logits of token {token} are NaN or infinite'
         raise RunError(f'{came}; expected numbers: the parameters are not, or the cache has no room for more tokens')
 
 
-def loop_start(carry: Any, step: Callable[..., Any], state: Any, first: Array, *used: Any) -> Any:
+def cast_loop_carry(carry: Any, step: Callable[..., Any], state: Any, first: Array, *used: Any) -> Any:
     """The carry of a loop over `step`, with the types that it has after a turn also inside of `jax.shard_map`.
 
     There each array varies over mesh axes: those of state, first and what the loop has `used` besides, and those of
@@ -132,7 +132,7 @@ def loop_start(carry: Any, step: Callable[..., Any], state: Any, first: Array, *
     """
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return carry
-    return axes.vary(carry, used, jax.eval_shape(step, state, first))
+    return mesh_axes.match_varying_axes(carry, used, jax.eval_shape(step, state, first))
 
 
 def keep_top_k(logits: Float[Array, '*B V'], k: int) -> Float[Array, '*B V']:

@@ -6,19 +6,27 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from attnlab.kernels import dense
-from attnlab.kernels.call import Attended, Call, Number, check, give, number, with_automatic_axes
-from attnlab.kernels.masks import Host, MaskArguments, as_array, from_arguments
+from attnlab.kernels.call import (
+    AttentionCall,
+    AttentionOutput,
+    StaticNumber,
+    check_call,
+    output_or_tuple,
+    static_number,
+    with_auto_axes,
+)
+from attnlab.kernels.masks import AnyArray, MaskArguments, mask_as_array, mask_from_arguments
 
 
 def additive_attention(
-    query: Float[Host, 'B T N H'],
-    key: Float[Host, 'B S K H'],
-    value: Float[Host, 'B S K Hv'],
-    score: Float[Host, 'N H'],
-    bias: Float[Host, '#B #N #T #S'] | None = None,
-    mask: Bool[Host, '#B #N #T #S'] | None = None,
+    query: Float[AnyArray, 'B T N H'],
+    key: Float[AnyArray, 'B S K H'],
+    value: Float[AnyArray, 'B S K Hv'],
+    score: Float[AnyArray, 'N H'],
+    bias: Float[AnyArray, '#B #N #T #S'] | None = None,
+    mask: Bool[AnyArray, '#B #N #T #S'] | None = None,
     *,
-    dropout_rate: Number = 0.0,
+    dropout_rate: StaticNumber = 0.0,
     dropout_rng: PRNGKeyArray | UInt32[Array, '2'] | None = None,
     return_residual: bool = False,
     return_weights: bool = False,
@@ -40,24 +48,24 @@ def additive_attention(
       ValueError: for shapes, dtypes and rates that do not fit, naming what came and what was expected.
     """
     query, key, value, score = map(jnp.asarray, (query, key, value, score))
-    call = Call(
-        query, key, value, from_arguments(mask, mask_arguments), scale=1.0,
+    call = AttentionCall(
+        query, key, value, mask_from_arguments(mask, mask_arguments), scale=1.0,
         bias=None if bias is None else jnp.asarray(bias),
-        dropout_rate=number('dropout_rate', dropout_rate), dropout_rng=dropout_rng,
+        dropout_rate=static_number('dropout_rate', dropout_rate), dropout_rng=dropout_rng,
         return_residual=return_residual, return_weights=return_weights,
     )  # fmt: skip
-    check(call)
+    check_call(call)
     if score.shape != query.shape[2:]:
         raise ValueError(f'score has shape {score.shape}; expected [N, H] = {query.shape[2:]}')
-    return give(with_automatic_axes(_attend, call, score))
+    return output_or_tuple(with_auto_axes(_attend, call, score))
 
 
-def _attend(call: Call, score: Float[Array, 'N H']) -> Attended:
+def _attend(call: AttentionCall, score: Float[Array, 'N H']) -> AttentionOutput:
     N, K = call.query.shape[2], call.key.shape[2]
-    array = as_array(call.mask, call.query.shape[1], call.key.shape[1])
-    call, bad = dense.clean(call, array)
+    array = mask_as_array(call.mask, call.query.shape[1], call.key.shape[1])
+    call, bad = dense.zero_nonfinite(call, array)
     wide = jnp.promote_types(call.query.dtype, jnp.float32)
     queries = call.query.astype(wide).swapaxes(1, 2)[:, :, :, None, :]
     keys = jnp.repeat(call.key.astype(wide).swapaxes(1, 2), N // K, axis=1)[:, :, None, :, :]
     logits = jnp.sum(jnp.tanh(queries + keys) * score.astype(wide)[None, :, None, None, :], axis=-1)
-    return dense.attend(logits, call, array, bad)
+    return dense.attend_with_logits(logits, call, array, bad)

@@ -8,34 +8,39 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from attnlab.kernels.call import (
-    Attended,
-    Call,
-    Number,
-    check,
-    give,
-    number,
-    scale_of,
-    sizes_of_blocks,
-    with_automatic_axes,
+    AttentionCall,
+    AttentionOutput,
+    StaticNumber,
+    check_call,
+    logit_scale,
+    output_or_tuple,
+    parse_block_sizes,
+    static_number,
+    with_auto_axes,
 )
-from attnlab.kernels.implementations import ALIASES, IMPLEMENTATIONS, fastest, kernel
-from attnlab.kernels.masks import Host, Mask, MaskArguments, from_arguments
+from attnlab.kernels.implementations import (
+    IMPLEMENTATION_ALIASES,
+    IMPLEMENTATIONS,
+    implementations_by_speed,
+    load_implementation,
+)
+from attnlab.kernels.masks import AnyArray, Mask, MaskArguments, mask_from_arguments
 from attnlab.kernels.norms import l2_norm, rms_norm
 
 
 def dot_product_attention(
-    query: Float[Host, '*B T N H'],
-    key: Float[Host, '*B S K H'],
-    value: Float[Host, '*B S K Hv'],
-    bias: Float[Host, '... #N #T #S'] | None = None,
-    mask: Bool[Host, '... #N #T #S'] | Mask | None = None,
+    query: Float[AnyArray, '*B T N H'],
+    key: Float[AnyArray, '*B S K H'],
+    value: Float[AnyArray, '*B S K Hv'],
+    bias: Float[AnyArray, '... #N #T #S'] | None = None,
+    mask: Bool[AnyArray, '... #N #T #S'] | Mask | None = None,
     *,
-    scale: Number | Float[Host, ''] | None = None,
-    logits_soft_cap: Number | None = None,
-    sinks: Float[Host, ' N'] | None = None,
-    alibi_slopes: Float[Host, ' N'] | None = None,
+    scale: StaticNumber | Float[AnyArray, ''] | None = None,
+    logits_soft_cap: StaticNumber | None = None,
+    sinks: Float[AnyArray, ' N'] | None = None,
+    alibi_slopes: Float[AnyArray, ' N'] | None = None,
     qk_norm: str | None = None,
-    dropout_rate: Number = 0.0,
+    dropout_rate: StaticNumber = 0.0,
     dropout_rng: PRNGKeyArray | UInt32[Array, '...'] | None = None,
     implementation: str | Sequence[str] | None = None,
     block_sizes: Sequence[SupportsIndex] | None = None,
@@ -92,30 +97,30 @@ def dot_product_attention(
     if unbatched:
         query, key, value = query[None], key[None], value[None]
     mask = mask if isinstance(mask, Mask) else _pairs(mask, unbatched)
-    call = Call(
-        query, key, value, from_arguments(mask, mask_arguments), scale_of(scale, query.shape[-1] if query.ndim else 1),
+    call = AttentionCall(
+        query, key, value, mask_from_arguments(mask, mask_arguments), logit_scale(scale, query.shape[-1] if query.ndim else 1),
         _pairs(bias, unbatched), _array(sinks), _array(alibi_slopes),
-        None if logits_soft_cap is None else number('logits_soft_cap', logits_soft_cap),
-        number('dropout_rate', dropout_rate), dropout_rng, sizes_of_blocks(block_sizes),
+        None if logits_soft_cap is None else static_number('logits_soft_cap', logits_soft_cap),
+        static_number('dropout_rate', dropout_rate), dropout_rng, parse_block_sizes(block_sizes),
         return_residual, return_weights,
     )  # fmt: skip
-    check(call)
+    check_call(call)
     names = _names(implementation, call)
-    attended = with_automatic_axes(lambda call: _first_that_serves(names, _normalised(call, qk_norm)), call)
-    return give(jax.tree.map(lambda x: x[0], attended) if unbatched else attended)
+    attended = with_auto_axes(lambda call: _first_that_serves(names, _normalised(call, qk_norm)), call)
+    return output_or_tuple(jax.tree.map(lambda x: x[0], attended) if unbatched else attended)
 
 
-def _array(x: Host | None) -> Array | None:
+def _array(x: AnyArray | None) -> Array | None:
     return None if x is None else jnp.asarray(x)
 
 
-def _pairs(x: Host | None, unbatched: bool) -> Array | None:
+def _pairs(x: AnyArray | None, unbatched: bool) -> Array | None:
     """A mask or bias; [N, T, S] beside arrays without a batch."""
     x = _array(x)
     return x[None] if x is not None and unbatched and x.ndim == 3 else x
 
 
-def _normalised(call: Call, kind: str | None) -> Call:
+def _normalised(call: AttentionCall, kind: str | None) -> AttentionCall:
     match kind:
         case None:
             return call
@@ -127,25 +132,25 @@ def _normalised(call: Call, kind: str | None) -> Call:
             raise ValueError(f"qk_norm is {kind!r}; expected 'l2', 'rms' or None")
 
 
-def _names(implementation: str | Sequence[str] | None, call: Call) -> list[str]:
+def _names(implementation: str | Sequence[str] | None, call: AttentionCall) -> list[str]:
     """The implementations to try, in order."""
     if implementation is None:
-        return fastest(call, jax.default_backend())
+        return implementations_by_speed(call, jax.default_backend())
     names = [implementation] if isinstance(implementation, str) else list(implementation)
     for name in names:
-        if name not in IMPLEMENTATIONS and name not in ALIASES:
+        if name not in IMPLEMENTATIONS and name not in IMPLEMENTATION_ALIASES:
             known = ', '.join(f'{name!r} ({each.description})' for name, each in IMPLEMENTATIONS.items())
             raise ValueError(f'implementation is {name!r}; expected {known}, several of them, or None')
     if not names:
         raise ValueError('implementation is empty; expected at least one name, or None')
-    return [ALIASES.get(name, name) for name in names]
+    return [IMPLEMENTATION_ALIASES.get(name, name) for name in names]
 
 
-def _first_that_serves(names: list[str], call: Call) -> Attended:
+def _first_that_serves(names: list[str], call: AttentionCall) -> AttentionOutput:
     reasons = []
     for name in names:
         try:
-            return kernel(name).dot_product(call)
+            return load_implementation(name).dot_product(call)
         except NotImplementedError as error:
             reasons.append(f'{name}: {error}')
     raise NotImplementedError(f'no implementation serves this call; {"; ".join(reasons)}')

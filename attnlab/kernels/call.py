@@ -11,13 +11,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from attnlab.kernels.masks import AXES, Mask
+from attnlab.kernels.masks import MASK_AXES, Mask
 
-Number = float | np.number
+StaticNumber = float | np.number
 """What is fixed when a program is compiled, of Python or NumPy."""
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """A checked call; shapes and meanings as in `attnlab.dot_product_attention`, always with the batch axis."""
 
     query: Float[Array, 'B T N H']
@@ -36,7 +36,7 @@ class Call(NamedTuple):
     return_weights: bool = False
 
 
-class Attended(NamedTuple):
+class AttentionOutput(NamedTuple):
     """What an implementation gives back; residual and weights are None where they were not asked for.
 
     output: [B, T, N, Hv] in the query's dtype.  weights: [B, N, T, S] float32 or wider, before dropout.
@@ -49,20 +49,20 @@ class Attended(NamedTuple):
     weights: Float[Array, 'B N T S'] | None
 
 
-def refuse(reasons: Iterable[tuple[str, bool, str]]) -> None:
+def raise_unsupported(reasons: Iterable[tuple[str, bool, str]]) -> None:
     """Raise NotImplementedError for the first of (argument, whether it is refused, reason) that is refused."""
     for name, is_refused, reason in reasons:
         if is_refused:
             raise NotImplementedError(f'{name}: {reason}')
 
 
-def give(attended: Attended) -> Array | tuple[Array, ...]:
+def output_or_tuple(attended: AttentionOutput) -> Array | tuple[Array, ...]:
     """The output alone, or a tuple of it and what else was asked for, in the order (output, residual, weights)."""
     more = tuple(x for x in attended[1:] if x is not None)
     return (attended.output, *more) if more else attended.output
 
 
-def with_automatic_axes(function: Callable[..., Attended], call: Call, *more: Array) -> Attended:
+def with_auto_axes(function: Callable[..., AttentionOutput], call: AttentionCall, *more: Array) -> AttentionOutput:
     """`function(call, *more)`, where the compiler divides what explicit mesh axes divide.
 
     An array's type holds its division over explicit axes (`jax.make_mesh` makes such by default), and the carries of
@@ -85,7 +85,7 @@ def with_automatic_axes(function: Callable[..., Attended], call: Call, *more: Ar
             names |= own
         return NamedSharding(meshes[0], PartitionSpec(*parts))
 
-    def rebuilt(*arrays: Array) -> Attended:
+    def rebuilt(*arrays: Array) -> AttentionOutput:
         rest = iter(arrays)
         return function(*tree.unflatten([next(rest) if isinstance(x, jax.Array) else x for x in leaves]))
 
@@ -93,11 +93,11 @@ def with_automatic_axes(function: Callable[..., Attended], call: Call, *more: Ar
         sharding(*query[:3], value[3]), sharding(*query[:3]) if call.return_residual else None,
         sharding(query[0], query[2], query[1], key[1]) if call.return_weights else None,
     ]  # fmt: skip
-    automatic: Any = jax.sharding.auto_axes(rebuilt, out_sharding=Attended(*out))
+    automatic: Any = jax.sharding.auto_axes(rebuilt, out_sharding=AttentionOutput(*out))
     return automatic(*arrays)
 
 
-def number(name: str, x: Any) -> float:
+def static_number(name: str, x: Any) -> float:
     """A Python number from one of Python, NumPy or JAX.  Raises ValueError for what is no single known number."""
     try:
         if np.ndim(x) == 0:
@@ -107,7 +107,7 @@ def number(name: str, x: Any) -> float:
     raise ValueError(f'{name} is {x}; expected one number, fixed when the program is compiled')
 
 
-def scale_of(scale: Any, width: int) -> float | Array:
+def logit_scale(scale: Any, width: int) -> float | Array:
     """The factor of the logits, 1 / sqrt(width) if None.  Raises ValueError unless it is one number, traced or not.
 
     An array of one axis would be multiplied along keys or channels by broadcasting, and never along heads.
@@ -116,10 +116,10 @@ def scale_of(scale: Any, width: int) -> float | Array:
         return 1.0 / math.sqrt(max(width, 1))
     if np.ndim(scale):
         raise ValueError(f'scale has shape {np.shape(scale)}; expected one number for all heads')
-    return scale if isinstance(scale, jax.Array) else number('scale', scale)
+    return scale if isinstance(scale, jax.Array) else static_number('scale', scale)
 
 
-def sizes_of_blocks(sizes: Sequence[SupportsIndex] | None) -> tuple[int, int] | None:
+def parse_block_sizes(sizes: Sequence[SupportsIndex] | None) -> tuple[int, int] | None:
     """(queries, keys) as Python integers.  Raises ValueError unless both are positive."""
     if sizes is None:
         return None
@@ -132,7 +132,7 @@ def sizes_of_blocks(sizes: Sequence[SupportsIndex] | None) -> tuple[int, int] | 
     return queries, keys
 
 
-def check(call: Call) -> None:
+def check_call(call: AttentionCall) -> None:
     """Raises ValueError unless shapes, dtypes and options fit together, naming what came and what was expected."""
     for name, x in (('query', call.query), ('key', call.key), ('value', call.value)):
         if x.ndim != 4:
@@ -161,7 +161,7 @@ def check(call: Call) -> None:
 def _check_mask(mask: Mask, B: int, N: int, T: int, S: int) -> None:
     _check_pairs('mask', mask.mask, 'boolean', (B, N, T, S))
     sizes = {'B': B, 'T': T, 'S': S}
-    for name, axes in AXES.items():
+    for name, axes in MASK_AXES.items():
         x = getattr(mask, name)
         if x is None or name == 'mask':
             continue
@@ -188,12 +188,12 @@ def _check_pairs(name: str, x: Array | None, kind: str, shape: tuple[int, int, i
 
 def check_dropout(rate: float, rng: Any) -> None:
     """Raises ValueError for a rate that is none, and for one without a key to draw from."""
-    check_rate(rate)
+    check_dropout_rate(rate)
     if rate > 0.0 and rng is None:
         raise ValueError(f"dropout_rate is {rate}, dropout_rng is None; pass a key (in Flax: rngs={{'dropout': key}})")
 
 
-def check_rate(rate: float) -> None:
+def check_dropout_rate(rate: float) -> None:
     """Raises ValueError for a dropout rate outside [0, 1), NaN included."""
     if not 0.0 <= rate < 1.0:
         raise ValueError(f'dropout_rate is {rate}; expected 0 <= rate < 1')

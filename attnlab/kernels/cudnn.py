@@ -15,31 +15,31 @@ import numpy as np
 from jaxtyping import Array
 
 from attnlab.kernels import dense, sanitize
-from attnlab.kernels.call import Attended, Call, refuse
-from attnlab.kernels.masks import Mask, as_array
+from attnlab.kernels.call import AttentionCall, AttentionOutput, raise_unsupported
+from attnlab.kernels.masks import Mask, mask_as_array
 
-LOW = -(2.0**41)
+HIDDEN_LOGIT = -(2.0**41)
 """Hides a key, as in JAX.  Of -inf cuDNN may make NaN where a row has nothing else, and zero times NaN is NaN."""
 
 
-def dot_product(call: Call) -> Attended:
+def dot_product(call: AttentionCall) -> AttentionOutput:
     """As `dense.dot_product`; beside a mask or bias of full size memory is O(T + S).
 
     Raises NotImplementedError on other machines, and for what cuDNN lacks or does wrong; the reasons are in `_refuse`.
     """
-    _refuse(call, capability())
+    _refuse(call, compute_capability())
     if 0 in call.query.shape or 0 in call.value.shape:
         return dense.dot_product(call)
     call, bias = _with_bias(call)
-    return sanitize.around(lambda call: _call(call, bias), call)
+    return sanitize.run_sanitized(lambda call: _call(call, bias), call)
 
 
-def pays(call: Call, platform: str) -> bool:
+def pays(call: AttentionCall, platform: str) -> bool:
     """Always: it is the fastest where it serves."""
     return True
 
 
-def capability() -> tuple[int, int]:
+def compute_capability() -> tuple[int, int]:
     """The compute capability of this process's NVIDIA GPU.  Raises NotImplementedError where it has none."""
     device = jax.local_devices()[0]
     if device.platform != 'gpu' or 'cuda' not in device.client.platform_version:
@@ -48,12 +48,12 @@ def capability() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _refuse(call: Call, capability: tuple[int, int]) -> None:
+def _refuse(call: AttentionCall, capability: tuple[int, int]) -> None:
     T, S = call.query.shape[1], call.key.shape[1]
     half, width = call.query.dtype, max(call.query.shape[-1], call.value.shape[-1])
     limit = 256 if capability[0] == 9 else 128
     nowhere = 'JAX has no way to tell cuDNN'
-    refuse([
+    raise_unsupported([
         ('platform', capability < (8, 0), f'cuDNN wants compute capability 8.0; this GPU has {capability}'),
         ('query', half not in (jnp.bfloat16, jnp.float16), f'cuDNN takes bfloat16 and float16, not {half}'),
         ('query', width > limit, f'cuDNN has a gradient for heads of {limit} numbers here, not of {width}'),
@@ -75,7 +75,7 @@ def _refuse(call: Call, capability: tuple[int, int]) -> None:
 
 
 def _refused_mask(mask: Mask, in_bias: bool, T: int, S: int) -> list[tuple[str, bool, str]]:
-    left, right = sanitize.band(mask)
+    left, right = sanitize.effective_window(mask)
     counts = mask.is_causal or mask.window is not None
     return [
         ('prefix_lengths', mask.prefix_lengths is not None, 'cuDNN has no prefix'),
@@ -88,7 +88,7 @@ def _refused_mask(mask: Mask, in_bias: bool, T: int, S: int) -> list[tuple[str, 
     ]  # fmt: skip
 
 
-def _refused_pairs(call: Call, T: int, S: int) -> list[tuple[str, bool, str]]:
+def _refused_pairs(call: AttentionCall, T: int, S: int) -> list[tuple[str, bool, str]]:
     given = {name: x for name, x in (('mask', call.mask.mask), ('bias', call.bias)) if x is not None}
     if not given:
         return []
@@ -104,7 +104,7 @@ def _refused_pairs(call: Call, T: int, S: int) -> list[tuple[str, bool, str]]:
     ]
 
 
-def _with_bias(call: Call) -> tuple[Call, Array | None]:
+def _with_bias(call: AttentionCall) -> tuple[AttentionCall, Array | None]:
     """The call with all that hides pairs one by one in its mask, and that mask and the bias as one bias."""
     (T, S), mask, bias = (call.query.shape[1], call.key.shape[1]), call.mask.mask, call.bias
     if bias is not None:  # one of -inf hides a pair like a mask
@@ -113,16 +113,16 @@ def _with_bias(call: Call) -> tuple[Call, Array | None]:
     if mask is None:
         return call, None
     call = call._replace(mask=call.mask.replace(mask=mask))
-    allowed = as_array(call.mask, T, S)
+    allowed = mask_as_array(call.mask, T, S)
     assert allowed is not None
     # An array for several batch rows or heads holds what any of them sees.
     shared = [axis for axis in range(4) if mask.shape[axis] == 1 < allowed.shape[axis]]
     seen = jnp.any(allowed, axis=shared, keepdims=True)
     nothing = jnp.zeros((), call.query.dtype)
-    return call, jnp.where(seen, nothing if bias is None else bias, jnp.asarray(LOW, call.query.dtype))
+    return call, jnp.where(seen, nothing if bias is None else bias, jnp.asarray(HIDDEN_LOGIT, call.query.dtype))
 
 
-def _call(call: Call, bias: Array | None) -> Array:
+def _call(call: AttentionCall, bias: Array | None) -> Array:
     """cuDNN's own output [B, T, N, Hv]; rows that see nothing hold anything."""
     B, T, _, H = call.query.shape
     S, Hv = call.key.shape[1], call.value.shape[-1]
@@ -130,7 +130,7 @@ def _call(call: Call, bias: Array | None) -> Array:
     query, key, value = (
         jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, width - x.shape[-1]))) for x in (call.query, call.key, call.value)
     )
-    left, right = sanitize.band(call.mask)
+    left, right = sanitize.effective_window(call.mask)
     # A window to the left needs is_causal: on its own cuDNN lets it see the whole future (jax#39576).
     is_windowed = bias is None and right == 0 and left < T - 1
     lengths = _lengths(call, B, T, S, left if is_windowed else None)
@@ -143,14 +143,14 @@ def _call(call: Call, bias: Array | None) -> Array:
     return output[..., :Hv]
 
 
-def _lengths(call: Call, B: int, T: int, S: int, left: int | None) -> tuple[Array, Array] | tuple[None, None]:
+def _lengths(call: AttentionCall, B: int, T: int, S: int, left: int | None) -> tuple[Array, Array] | tuple[None, None]:
     """Lengths under which every row sees some key: those that a window leaves with none come last, and are cut off."""
     queries, keys = call.mask.query_seq_lengths, call.mask.key_value_seq_lengths
     # Without lengths cuDNN leaves the end of a block of keys to chance (pytorch#196678), and has no window for T > S.
     if queries is None and keys is None and S % 128 == 0 and (left is None or T <= S):
         return None, None
-    keys = jnp.full(B, S) if keys is None else jnp.maximum(sanitize.clipped(keys, S), 1)
-    queries = jnp.full(B, T) if queries is None else sanitize.clipped(queries, T)
+    keys = jnp.full(B, S) if keys is None else jnp.maximum(sanitize.clip_lengths(keys, S), 1)
+    queries = jnp.full(B, T) if queries is None else sanitize.clip_lengths(queries, T)
     if left is not None:
         queries = jnp.minimum(queries, keys + left)
     return jnp.maximum(queries, 1).astype(jnp.int32), keys.astype(jnp.int32)

@@ -8,18 +8,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from attnlab.kernels import dropout
-from attnlab.kernels.call import Attended, Call
-from attnlab.kernels.masks import as_array, distances
+from attnlab.kernels.call import AttentionCall, AttentionOutput
+from attnlab.kernels.masks import mask_as_array, position_distances
 
 
-def dot_product(call: Call) -> Attended:
+def dot_product(call: AttentionCall) -> AttentionOutput:
     """softmax(scale Q K^T + bias) V (Vaswani et al. 2017, section 3.2.1), heads in groups as Ainslie et al. 2023."""
     if call.block_sizes is not None:
         raise NotImplementedError('block_sizes: dense has no blocks')
     B, T, N, H = call.query.shape
     S, K = call.key.shape[1], call.key.shape[2]
-    mask = as_array(call.mask, T, S)
-    call, bad = clean(call, mask)
+    mask = mask_as_array(call.mask, T, S)
+    call, bad = zero_nonfinite(call, mask)
     wide = jnp.promote_types(call.query.dtype, jnp.float32)
     # Heads before positions: a matrix product over [T, H] x [H, S] per head is what every backend does well.
     grouped = call.query.swapaxes(1, 2).reshape(B, K, N // K, T, H)
@@ -30,25 +30,27 @@ def dot_product(call: Call) -> Attended:
     if call.logits_soft_cap is not None:
         logits = call.logits_soft_cap * jnp.tanh(logits / call.logits_soft_cap)
     if call.alibi_slopes is not None:
-        logits = logits - call.alibi_slopes.astype(wide)[None, :, None, None] * distances(call.mask, T, S).astype(wide)
-    return attend(logits, call, mask, bad)
+        logits = logits - call.alibi_slopes.astype(wide)[None, :, None, None] * position_distances(
+            call.mask, T, S
+        ).astype(wide)
+    return attend_with_logits(logits, call, mask, bad)
 
 
-def pays(call: Call, platform: str) -> bool:
+def pays(call: AttentionCall, platform: str) -> bool:
     """Always: it is the last in the table."""
     return True
 
 
-def attend(
+def attend_with_logits(
     logits: Float[Array, 'B N T S'],
-    call: Call,
+    call: AttentionCall,
     mask: Bool[Array, '#B #N #T #S'] | None,
     bad: Bool[Array, 'B N T S'] | None,
-) -> Attended:
+) -> AttentionOutput:
     """Logits to output, with the rules that all scores share.
 
     Logits under the mask never matter, and a row that may attend to nothing gives zero.  `bad` marks pairs that
-    hold something not finite (see `clean`): they come out as NaN where the mask lets them in.
+    hold something not finite (see `zero_nonfinite`): they come out as NaN where the mask lets them in.
     """
     B, N, T, S = logits.shape
     K = call.value.shape[2]
@@ -77,7 +79,7 @@ def attend(
     if mask is not None:  # once more for the gradient: a masked value's may overflow, and zero times infinity is NaN
         weights = jnp.where(mask, weights, 0.0)
     # Weights stay wide: rounded to a half precision, so would be their gradient, which overflows in float16.
-    kept = drop(weights, call).reshape(B, K, N // K, T, S)
+    kept = drop_weights(weights, call).reshape(B, K, N // K, T, S)
     output = jnp.einsum('bkgts,bskh->bkgth', kept, call.value).reshape(B, N, T, call.value.shape[-1])
     # An empty row is zero already; cut off here, whatever gradient it is sent goes nowhere, NaN included.
     output = jnp.where(empty, 0.0, output).swapaxes(1, 2).astype(call.query.dtype)
@@ -86,10 +88,12 @@ def attend(
         nothing = empty if call.sinks is None else jnp.zeros_like(empty)
         residual = jnp.where(nothing, lowest, jnp.log(total) + largest)[..., 0].swapaxes(1, 2)
         residual = jax.lax.stop_gradient(residual)
-    return Attended(output, residual, weights if call.return_weights else None)
+    return AttentionOutput(output, residual, weights if call.return_weights else None)
 
 
-def clean(call: Call, mask: Bool[Array, '#B #N #T #S'] | None) -> tuple[Call, Bool[Array, 'B N T S'] | None]:
+def zero_nonfinite(
+    call: AttentionCall, mask: Bool[Array, '#B #N #T #S'] | None
+) -> tuple[AttentionCall, Bool[Array, 'B N T S'] | None]:
     """The call with zeros for whatever is not finite, and the pairs [B, N, T, S] that held such.
 
     A masked slot gets the weight zero, but zero times NaN is NaN, forward and backward.  So products see finite
@@ -109,11 +113,11 @@ def clean(call: Call, mask: Bool[Array, '#B #N #T #S'] | None) -> tuple[Call, Bo
     return call._replace(query=query, key=key, value=value), bad
 
 
-def drop(weights: Float[Array, 'B N T S'], call: Call) -> Float[Array, 'B N T S']:
+def drop_weights(weights: Float[Array, 'B N T S'], call: AttentionCall) -> Float[Array, 'B N T S']:
     """Dropout on the weights, independent for every batch row, head, query and key, rescaled by 1 / (1 - rate)."""
     if call.dropout_rate == 0.0:
         return weights
     assert call.dropout_rng is not None
     B, N, T, S = weights.shape
-    rows = dropout.row_numbers(0, B * N, T, 0, T).reshape(B, N, T)
-    return weights * dropout.factors(dropout.seed(call.dropout_rng), call.dropout_rate, rows, 0, S)
+    rows = dropout.global_row_indices(0, B * N, T, 0, T).reshape(B, N, T)
+    return weights * dropout.dropout_factors(dropout.dropout_seed(call.dropout_rng), call.dropout_rate, rows, 0, S)

@@ -9,7 +9,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 
-def once(function: Callable, name: str) -> Callable:
+def first_order_only(function: Callable, name: str) -> Callable:
     """A gradient, its first argument fixed, that says by name that it has none of its own."""
 
     def refuse(*_: Any) -> Any:
@@ -20,7 +20,7 @@ def once(function: Callable, name: str) -> Callable:
     return first
 
 
-def reverse_only(tree: Any, name: str, remedy: str = "implementation='dense' has") -> Any:
+def reverse_mode_only(tree: Any, name: str, remedy: str = "implementation='dense' has") -> Any:
     """The arrays of `tree`, whose forward-mode derivatives raise NotImplementedError with `name` and `remedy`.
 
     JAX's own error for inputs of a `custom_vjp` function is a TypeError that names neither function nor remedy.

@@ -6,12 +6,12 @@ from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 
-def seed(rng: PRNGKeyArray | UInt32[Array, '...']) -> UInt32[Array, '2']:
-    """Two words of any kind of key; `factors` counts from them."""
+def dropout_seed(rng: PRNGKeyArray | UInt32[Array, '...']) -> UInt32[Array, '2']:
+    """Two words of any kind of key; `dropout_factors` counts from them."""
     return jax.random.bits(rng, (2,), jnp.uint32)
 
 
-def factors(
+def dropout_factors(
     words: UInt32[Array, '2'], rate: float, rows: UInt32[Array, '*rows'], first: int | Int[Array, ''], size: int
 ) -> Float[Array, '*rows size']:
     """What dropout multiplies weights by: 0 with probability `rate`, else 1 / (1 - rate), in float32.
@@ -31,7 +31,7 @@ def factors(
     return jnp.where(drawn >= jnp.uint32(round(rate * 2**32)), jnp.float32(1.0 / (1.0 - rate)), jnp.float32(0.0))
 
 
-def row_numbers(
+def global_row_indices(
     rows: int | Int[Array, ''], N: int, T: int, first: int | Int[Array, ''], size: int
 ) -> UInt32[Array, 'N size']:
     """(b N + n) T + t modulo 2^32, for the batch row b = `rows`, its N heads and `size` queries from `first` on."""

@@ -2,7 +2,7 @@
 
 The softmax of a row is built up over blocks of keys, and a row keeps only its output and its log-sum-exp, from
 which the gradient forms every tile again.  Tiles in which the mask hides all pairs are never computed.
-`arrays` brings a call into the layout that is used here; `kernels.blockwise` pads it, `kernels.ring` divides it.
+`flash_inputs` brings a call into the layout that is used here; `kernels.blockwise` pads it, `kernels.ring` divides it.
 """
 
 from collections.abc import Callable
@@ -13,23 +13,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from attnlab.kernels import axes, derivatives, dropout
-from attnlab.kernels.call import Call
-from attnlab.kernels.masks import Mask, distances
-from attnlab.kernels.tiles import Grid, Starts, Table, Tiles
+from attnlab.kernels import derivatives, dropout, mesh_axes
+from attnlab.kernels.call import AttentionCall
+from attnlab.kernels.masks import Mask, position_distances
+from attnlab.kernels.tiles import BlockStarts, MaskTiles, TileGrid, TileTable
 
 
-class Plan(NamedTuple):
+class FlashConfig(NamedTuple):
     """Constants of a compiled program."""
 
-    grid: Grid
+    grid: TileGrid
     length: int  # T of the whole sequence without padding: dropout counts rows by it
     soft_cap: float | None
     dropout_rate: float
     together: bool  # all batch rows at once, or one after the other
 
 
-class Floats(NamedTuple):
+class FloatInputs(NamedTuple):
     """Arrays that have a gradient.  Leading axis B, or 1 for a bias of all rows; none on sinks and slopes."""
 
     query: Float[Array, 'B K G T H']  # scaled
@@ -40,109 +40,113 @@ class Floats(NamedTuple):
     slopes: Float[Array, 'K G'] | None
 
 
-class Others(NamedTuple):
+class OtherInputs(NamedTuple):
     mask: Mask
     number: Int[Array, ' B']  # of the batch row
     words: UInt32[Array, '2'] | None  # dropout's
-    begin: Starts = Starts()
+    begin: BlockStarts = BlockStarts()
 
 
-Arrays = tuple[Floats, Others]
+FlashInputs = tuple[FloatInputs, OtherInputs]
 
 
-def arrays(call: Call) -> Arrays:
+def flash_inputs(call: AttentionCall) -> FlashInputs:
     """The arrays of a call: the query scaled, in float32 or wider; heads before positions, in groups."""
     (B, T, N, H), K = call.query.shape, call.key.shape[2]
     wide = jnp.promote_types(call.query.dtype, jnp.float32)
     query = (call.query.astype(wide) * call.scale).swapaxes(1, 2).reshape(B, K, N // K, T, H)
-    bias = None if call.bias is None else by_group(call.bias.astype(wide), K)
+    bias = None if call.bias is None else group_heads(call.bias.astype(wide), K)
     sinks, slopes = (None if x is None else x.astype(wide).reshape(K, N // K) for x in (call.sinks, call.alibi_slopes))
-    words = dropout.seed(call.dropout_rng) if call.dropout_rate and call.dropout_rng is not None else None
-    floats = Floats(query, call.key.swapaxes(1, 2), call.value.swapaxes(1, 2), bias, sinks, slopes)
-    return floats, Others(call.mask, jnp.arange(B), words)
+    words = dropout.dropout_seed(call.dropout_rng) if call.dropout_rate and call.dropout_rng is not None else None
+    floats = FloatInputs(query, call.key.swapaxes(1, 2), call.value.swapaxes(1, 2), bias, sinks, slopes)
+    return floats, OtherInputs(call.mask, jnp.arange(B), words)
 
 
-def by_group(pairs: Array, K: int) -> Array:
+def group_heads(pairs: Array, K: int) -> Array:
     """[#B, #N, #T, #S] as [#B, #K, #G, #T, #S]."""
     B, N, T, S = pairs.shape
     return pairs.reshape(B, *((K, N // K) if N > 1 else (1, 1)), T, S)
 
 
-def map_arrays(function: Callable[[Array, str], Any], floats: Floats, others: Others) -> Arrays:
+def map_inputs(function: Callable[[Array, str], Any], floats: FloatInputs, others: OtherInputs) -> FlashInputs:
     """`function(array, axes)` for each array, axes as in the annotations, one letter each."""
     each: Any = lambda x, axes: None if x is None else function(x, axes)
     number, words = each(others.number, 'B'), each(others.words, 'W')
     return (
-        Floats(*map(each, floats, ('BKGTH', 'BKSH', 'BKSH', 'BKGTS', 'KG', 'KG'))),
-        Others(others.mask.map_arrays(function), number, words, Starts(*map(each, others.begin, 'IJ'))),
+        FloatInputs(*map(each, floats, ('BKGTH', 'BKSH', 'BKSH', 'BKGTS', 'KG', 'KG'))),
+        OtherInputs(others.mask.map_arrays(function), number, words, BlockStarts(*map(each, others.begin, 'IJ'))),
     )  # fmt: skip
 
 
-def joined(some: Arrays, others: Arrays) -> Arrays:
+def merge_inputs(some: FlashInputs, others: FlashInputs) -> FlashInputs:
     """One tree of two: where the first holds None, what the second holds."""
     return jax.tree.map(lambda x, y: y if x is None else x, some, others, is_leaf=lambda x: x is None)
 
 
-def attend(plan: Plan, floats: Floats, others: Others) -> tuple[Array, Array]:
+def flash_attention(plan: FlashConfig, floats: FloatInputs, others: OtherInputs) -> tuple[Array, Array]:
     """Output [B, K, G, T, Hv] and log-sum-exp of each row [B, K, G, T], which has no gradient; both wide.
 
     Raises NotImplementedError in forward-mode derivatives.
     """
-    floats, others = axes.vary((derivatives.reverse_only(floats, 'blockwise'), others))
+    floats, others = mesh_axes.match_varying_axes((derivatives.reverse_mode_only(floats, 'blockwise'), others))
     return _attend(plan, floats, others)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, floats: Floats, others: Others) -> tuple[Array, Array]:
+def _attend(plan: FlashConfig, floats: FloatInputs, others: OtherInputs) -> tuple[Array, Array]:
     return _forward(plan, floats, others)[0]
 
 
-def _forward(plan: Plan, floats: Floats, others: Others) -> tuple[tuple[Array, Array], tuple]:
-    output, lse, empty = forward(plan, floats, others)
-    return (output, lse), (floats, others, output, largest_if(empty, lse))
+def _forward(plan: FlashConfig, floats: FloatInputs, others: OtherInputs) -> tuple[tuple[Array, Array], tuple]:
+    output, lse, empty = flash_forward(plan, floats, others)
+    return (output, lse), (floats, others, output, lse_for_gradient(empty, lse))
 
 
-def forward(plan: Plan, floats: Floats, others: Others) -> tuple[Array, Array, Array]:
-    """Output and log-sum-exp as of `attend`, and which rows [B, K, G, T] see no key; without a gradient."""
+def flash_forward(plan: FlashConfig, floats: FloatInputs, others: OtherInputs) -> tuple[Array, Array, Array]:
+    """Output and log-sum-exp as of `flash_attention`, and which rows [B, K, G, T] see no key; without a gradient."""
     rows, shared = _split(floats, others)
-    of_row = lambda row: _forward_row(plan, *joined(row, shared))
+    of_row = lambda row: _forward_row(plan, *merge_inputs(row, shared))
     return jax.vmap(of_row)(rows) if plan.together else jax.lax.map(of_row, rows)
 
 
-def largest_if(empty: Array, lse: Array) -> Array:
+def lse_for_gradient(empty: Array, lse: Array) -> Array:
     """For the gradient an empty row has the largest sum there is: every weight of it is zero."""
     return jnp.where(empty, jnp.finfo(lse.dtype).max, lse)
 
 
-def _backward(plan: Plan, saved: tuple, d_outs: tuple[Array, Array]) -> tuple[Floats, None]:
+def _backward(plan: FlashConfig, saved: tuple, d_outs: tuple[Array, Array]) -> tuple[FloatInputs, None]:
     floats, *_ = saved
     wide = _gradients(plan, *saved, d_outs[0])
     return jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), wide, floats), None  # None: integers have none
 
 
-def gradients(plan: Plan, floats: Floats, others: Others, output: Array, lse: Array, d_out: Array) -> Floats:
-    """Gradients of all floating-point arrays, in float32 or wider.  lse: as `largest_if` leaves it.
+def flash_gradients(
+    plan: FlashConfig, floats: FloatInputs, others: OtherInputs, output: Array, lse: Array, d_out: Array
+) -> FloatInputs:
+    """Gradients of all floating-point arrays, in float32 or wider.  lse: as `lse_for_gradient` leaves it.
 
     The keys may be a part of all that the rows see: given output and log-sum-exp over all, the gradients of query and
     slopes of the parts add up.
     """
     rows, shared = _split(floats, others)
-    of_row = lambda row: _backward_row(plan, *joined(row[0], shared), *row[1:], own_bias=rows[0].bias is not None)
+    of_row = lambda row: _backward_row(plan, *merge_inputs(row[0], shared), *row[1:], own_bias=rows[0].bias is not None)
     inputs = rows, *_live(output, lse, d_out), lse
     if plan.together:
         own, common = jax.vmap(of_row)(inputs)
         common = jax.tree.map(lambda x: jnp.sum(x, axis=0), common)
     else:
-        start = axes.vary(_zeros(jax.eval_shape(of_row, jax.tree.map(lambda x: x[0], inputs))[1]), inputs)
+        start = mesh_axes.match_varying_axes(
+            _zeros(jax.eval_shape(of_row, jax.tree.map(lambda x: x[0], inputs))[1]), inputs
+        )
         common, own = jax.lax.scan(lambda total, row: _add(total, of_row(row)), start, inputs)
-    return Floats(
+    return FloatInputs(
         own['query'], own['key'], own['value'],
         own['bias'] if 'bias' in own else common['bias'][None] if 'bias' in common else None,
-        None if floats.sinks is None else of_sinks(floats.sinks, output, lse, d_out), common.get('slopes'),
+        None if floats.sinks is None else sink_gradient(floats.sinks, output, lse, d_out), common.get('slopes'),
     )  # fmt: skip
 
 
-def of_sinks(sinks: Array, output: Array, lse: Array, d_out: Array) -> Array:
+def sink_gradient(sinks: Array, output: Array, lse: Array, d_out: Array) -> Array:
     """The gradient of the sinks, [K, G]."""
     _, delta = _live(output, lse, d_out)
     return -jnp.sum(jnp.exp(sinks[None, :, :, None] - lse) * delta, axis=(0, 3))
@@ -154,7 +158,7 @@ def _live(output: Array, lse: Array, d_out: Array) -> tuple[Array, Array]:
     return d_out, jnp.sum(d_out * output, axis=-1)
 
 
-_gradients = derivatives.once(gradients, 'blockwise')
+_gradients = derivatives.first_order_only(flash_gradients, 'blockwise')
 _attend.defvjp(_forward, _backward)
 
 
@@ -167,7 +171,7 @@ def _zeros(shapes: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
-def _split(floats: Floats, others: Others) -> tuple[Arrays, Arrays]:
+def _split(floats: FloatInputs, others: OtherInputs) -> tuple[FlashInputs, FlashInputs]:
     """Arrays that each batch row has of its own, with the leading axis B, and those that all rows share, without.
 
     The mask of a row keeps an axis B of size one.
@@ -175,36 +179,38 @@ def _split(floats: Floats, others: Others) -> tuple[Arrays, Arrays]:
     B = floats.query.shape[0]
     others = others._replace(mask=jax.tree.map(lambda x: x[:, None], others.mask))
     is_own = lambda x, axes: axes[0] == 'B' and x.shape[0] == B
-    rows = map_arrays(lambda x, axes: x if is_own(x, axes) else None, floats, others)
+    rows = map_inputs(lambda x, axes: x if is_own(x, axes) else None, floats, others)
     alone = lambda x, axes: x[0] if axes[0] == 'B' else x
-    return rows, map_arrays(lambda x, axes: None if is_own(x, axes) else alone(x, axes), floats, others)
+    return rows, map_inputs(lambda x, axes: None if is_own(x, axes) else alone(x, axes), floats, others)
 
 
-class Row(NamedTuple):
+class BatchRow(NamedTuple):
     """One batch row; the same axes without B."""
 
-    plan: Plan
-    floats: Floats
-    others: Others
+    plan: FlashConfig
+    floats: FloatInputs
+    others: OtherInputs
 
     @property
-    def tiles(self) -> Tiles:
-        return Tiles(self.plan.grid, self.others.mask, self.others.begin)
+    def tiles(self) -> MaskTiles:
+        return MaskTiles(self.plan.grid, self.others.mask, self.others.begin)
 
     def seen(self, i: Array, j: Array) -> Bool[Array, '#K #G queries keys']:
         """The pairs of the tile (i, j) that the mask allows."""
-        return by_group(self.tiles.allowed(i, j), self.floats.query.shape[0])[0]
+        return group_heads(self.tiles.allowed(i, j), self.floats.query.shape[0])[0]
 
     def distances(self, i: Array, j: Array) -> Float[Array, '1 1 queries keys']:
         grid = self.plan.grid
-        return distances(self.tiles.tile(i, j), grid.queries, grid.keys).astype(self.floats.query.dtype)
+        return position_distances(self.tiles.tile(i, j), grid.queries, grid.keys).astype(self.floats.query.dtype)
 
     def dropped(self, i: Array, j: Array) -> Float[Array, 'K G queries keys']:
         """Factors of the weights of the tile (i, j) under dropout."""
         (K, G, *_), (first, key), plan = self.floats.query.shape, self.tiles.starts(i, j), self.plan
         assert self.others.words is not None
-        numbers = dropout.row_numbers(self.others.number, K * G, plan.length, first, plan.grid.queries)
-        return dropout.factors(self.others.words, plan.dropout_rate, numbers.reshape(K, G, -1), key, plan.grid.keys)
+        numbers = dropout.global_row_indices(self.others.number, K * G, plan.length, first, plan.grid.queries)
+        return dropout.dropout_factors(
+            self.others.words, plan.dropout_rate, numbers.reshape(K, G, -1), key, plan.grid.keys
+        )
 
     def logits(
         self, query: Array, keys: Array, i: Array, j: Array, seen: Array | None
@@ -222,9 +228,9 @@ class Row(NamedTuple):
         return logits if seen is None else jnp.where(seen, logits, -jnp.inf), derivative
 
 
-def _forward_row(plan: Plan, floats: Floats, others: Others) -> tuple[Array, Array, Array]:
+def _forward_row(plan: FlashConfig, floats: FloatInputs, others: OtherInputs) -> tuple[Array, Array, Array]:
     """Output [K, G, T, Hv], log-sum-exp of each row, a sink's included, and whether the row sees no key."""
-    grid, row = plan.grid, Row(plan, floats, others)
+    grid, row = plan.grid, BatchRow(plan, floats, others)
     K, G, *_ = floats.query.shape
     wide = floats.query.dtype
     lowest = jnp.finfo(wide).min
@@ -251,7 +257,7 @@ def _forward_row(plan: Plan, floats: Floats, others: Others) -> tuple[Array, Arr
 
         shape = (K, G, grid.queries)
         start = jnp.full(shape, lowest), jnp.zeros(shape, wide), jnp.zeros((*shape, value.shape[-1]), wide)
-        start = axes.vary(start, floats.query)
+        start = mesh_axes.match_varying_axes(start, floats.query)
         step = lambda j, state: _choose(table, i, j, lambda state: state, partial(tile, j), state)
         largest, total, output = jax.lax.fori_loop(*_range(grid, table, i), step, start)
         empty = total == 0.0
@@ -267,10 +273,10 @@ def _forward_row(plan: Plan, floats: Floats, others: Others) -> tuple[Array, Arr
 
 
 def _backward_row(
-    plan: Plan, floats: Floats, others: Others, d_out: Array, delta: Array, lse: Array, own_bias: bool
+    plan: FlashConfig, floats: FloatInputs, others: OtherInputs, d_out: Array, delta: Array, lse: Array, own_bias: bool
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Gradients of the arrays that the row has of its own, and its part of those of arrays that all rows share."""
-    grid, row = plan.grid, Row(plan, floats, others)
+    grid, row = plan.grid, BatchRow(plan, floats, others)
     marked, key, value, clean = floats.key, floats.key, floats.value, floats.query
     tiles, table = row.tiles, None
     if others.mask.restrict():
@@ -317,31 +323,33 @@ def _backward_row(
 
         def step(j: Array, state: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
             # The branches give the parts of one tile: sums that passed through them would be copied every time.
-            nothing = lambda: axes.vary(_zeros(jax.eval_shape(partial(tile, masked=False), j)), floats.query)
+            nothing = lambda: mesh_axes.match_varying_axes(
+                _zeros(jax.eval_shape(partial(tile, masked=False), j)), floats.query
+            )
             parts = _choose(table, i, j, nothing, partial(tile, j))
             sums, d_query = state
             return _added(sums, parts, i, j), d_query + parts['query']
 
-        start = sums, axes.vary(jnp.zeros(query.shape, wide), query)
+        start = sums, mesh_axes.match_varying_axes(jnp.zeros(query.shape, wide), query)
         return jax.lax.fori_loop(*_range(grid, table, i), step, start)
 
-    sums, d_query = jax.lax.scan(block, axes.vary(sums, floats.query), _numbers(grid, floats))
+    sums, d_query = jax.lax.scan(block, mesh_axes.match_varying_axes(sums, floats.query), _numbers(grid, floats))
     common = {name: sums.pop(name) for name in ('slopes', *(() if own_bias else ('bias',))) if name in sums}
     own = sums | {name: sums[name].swapaxes(1, 2) for name in ('key', 'value')}
     return own | {'query': _joined_blocks(d_query)}, common
 
 
-def _numbers(grid: Grid, floats: Floats) -> Array:
+def _numbers(grid: TileGrid, floats: FloatInputs) -> Array:
     """The blocks of queries, varying over mesh axes as the row does: `jax.vmap` of a switch takes that for granted."""
-    return axes.vary(jnp.arange(grid.T // grid.queries), floats.query)
+    return mesh_axes.match_varying_axes(jnp.arange(grid.T // grid.queries), floats.query)
 
 
-def _range(grid: Grid, table: Table | None, i: Array) -> tuple[Any, Any]:
+def _range(grid: TileGrid, table: TileTable | None, i: Array) -> tuple[Any, Any]:
     """The range of key blocks of which the query block i may see any."""
     return (0, grid.S // grid.keys) if table is None else (table.first[i], table.after[i])
 
 
-def _choose(table: Table | None, i: Array, j: Array, hidden: Any, tile: Any, *state: Any) -> Any:
+def _choose(table: TileTable | None, i: Array, j: Array, hidden: Any, tile: Any, *state: Any) -> Any:
     """`hidden(*state)` or `tile(*state, masked)`, as the kind of the tile asks for."""
     full = partial(tile, masked=False)
     if table is None:

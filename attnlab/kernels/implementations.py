@@ -4,13 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
 if TYPE_CHECKING:
-    from attnlab.kernels.call import Attended, Call
+    from attnlab.kernels.call import AttentionCall, AttentionOutput
 
 
 class Implementation(NamedTuple):
     """One line of the table.
 
-    module: imported when the implementation is first used; it has the functions of `Kernel`.
+    module: imported when the implementation is first used; it has the functions of `AttentionKernel`.
     description: one line for configs and docs.
     platforms: those of JAX ('cpu', 'gpu', 'tpu') that it runs on; empty: all.
     mesh_axis: the axis that the mesh in context must have, or None.
@@ -29,14 +29,14 @@ class Implementation(NamedTuple):
 
 
 @runtime_checkable  # the tests check annotations
-class Kernel(Protocol):
+class AttentionKernel(Protocol):
     """The functions of an implementation's module."""
 
-    def dot_product(self, call: 'Call') -> 'Attended':
+    def dot_product(self, call: 'AttentionCall') -> 'AttentionOutput':
         """The attention of a checked call.  Raises NotImplementedError at once, naming the argument it cannot serve."""
         ...
 
-    def pays(self, call: 'Call', platform: str) -> bool:
+    def pays(self, call: 'AttentionCall', platform: str) -> bool:
         """Whether it is likely faster, on this platform, than the implementations below it in the table."""
         ...
 
@@ -53,19 +53,19 @@ IMPLEMENTATIONS = {
 }  # fmt: skip
 """By name, in the order in which `implementation=None` prefers those that pay."""
 
-ALIASES = {'xla': 'dense'}  # the name in jax.nn
+IMPLEMENTATION_ALIASES = {'xla': 'dense'}  # the name in jax.nn
 
-CHOICES = ('auto', *IMPLEMENTATIONS, *ALIASES)
+IMPLEMENTATION_CHOICES = ('auto', *IMPLEMENTATIONS, *IMPLEMENTATION_ALIASES)
 """The values of a config's field; 'auto' stands for None."""
 
 
-def kernel(name: str) -> Kernel:
+def load_implementation(name: str) -> AttentionKernel:
     """The module of an implementation."""
-    return cast(Kernel, importlib.import_module(IMPLEMENTATIONS[name].module))
+    return cast(AttentionKernel, importlib.import_module(IMPLEMENTATIONS[name].module))
 
 
-def fastest(call: 'Call', platform: str) -> list[str]:
+def implementations_by_speed(call: 'AttentionCall', platform: str) -> list[str]:
     """Implementations to try on a platform, the one that is likely the fastest first."""
     able = [name for name, entry in IMPLEMENTATIONS.items() if platform in (entry.platforms or (platform,))]
-    first = [name for name in able if kernel(name).pays(call, platform)]
+    first = [name for name in able if load_implementation(name).pays(call, platform)]
     return first + [name for name in able if name not in first and IMPLEMENTATIONS[name].runs_anywhere]

@@ -6,22 +6,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.kernels import axes
-from attnlab.kernels.call import Attended, Call, check, with_automatic_axes
-from attnlab.kernels.masks import Host, Mask, Row, causal, length_mask, padding
+from attnlab.kernels import mesh_axes
+from attnlab.kernels.call import AttentionCall, AttentionOutput, check_call, with_auto_axes
+from attnlab.kernels.masks import AnyArray, IntegerLists, Mask, causal_mask, length_mask, padding_mask
 
-CHUNK = 64
+CHUNK_SIZE = 64
 """Tokens a step of the causal scan: longer ones form more pairs, shorter ones store more states for the gradient."""
 
 
 def linear_attention(
-    query: Float[Host, 'B T N H'],
-    key: Float[Host, 'B S K H'],
-    value: Float[Host, 'B S K Hv'],
+    query: Float[AnyArray, 'B T N H'],
+    key: Float[AnyArray, 'B S K H'],
+    value: Float[AnyArray, 'B S K Hv'],
     *,
     is_causal: bool = False,
-    query_seq_lengths: Int[Host, ' B'] | Row | None = None,
-    key_value_seq_lengths: Int[Host, ' B'] | Row | None = None,
+    query_seq_lengths: Int[AnyArray, ' B'] | IntegerLists | None = None,
+    key_value_seq_lengths: Int[AnyArray, ' B'] | IntegerLists | None = None,
     feature_map: str = 'elu',
     chunk: int | None = None,
 ) -> Float[Array, 'B T N Hv']:
@@ -36,7 +36,7 @@ def linear_attention(
       is_causal: no key after the query; rows and columns are aligned at the top left.
       query_seq_lengths, key_value_seq_lengths: [B] int; positions at and after the length take no part.
       feature_map: 'elu' for elu(x) + 1, 'relu' for max(x, 0).
-      chunk: tokens a step of a causal call, `CHUNK` if None.
+      chunk: tokens a step of a causal call, `CHUNK_SIZE` if None.
 
     Returns:
       [B, T, N, Hv] in the dtype of `query`; sums are float32 or wider.  A row gives exactly zero, and sends a zero
@@ -47,18 +47,18 @@ def linear_attention(
       ValueError: for shapes, dtypes, names and numbers that do not fit, naming what came and what was expected.
     """
     query, key, value = map(jnp.asarray, (query, key, value))
-    mask = causal() if is_causal else Mask()
-    call = Call(query, key, value, mask & padding(query_seq_lengths, key_value_seq_lengths), scale=1.0)
-    check(call)
+    mask = causal_mask() if is_causal else Mask()
+    call = AttentionCall(query, key, value, mask & padding_mask(query_seq_lengths, key_value_seq_lengths), scale=1.0)
+    check_call(call)
     if feature_map not in FEATURE_MAPS:
         raise ValueError(f'feature_map is {feature_map!r}; expected one of {sorted(FEATURE_MAPS)}')
     if chunk is not None and chunk < 1:
         raise ValueError(f'chunk is {chunk}; expected a positive number of tokens or None')
-    attend = lambda call: Attended(_attend(call, feature_map, chunk or CHUNK), None, None)
-    return with_automatic_axes(attend, call).output
+    attend = lambda call: AttentionOutput(_attend(call, feature_map, chunk or CHUNK_SIZE), None, None)
+    return with_auto_axes(attend, call).output
 
 
-def _attend(call: Call, feature_map: str, chunk: int) -> Float[Array, 'B T N Hv']:
+def _attend(call: AttentionCall, feature_map: str, chunk: int) -> Float[Array, 'B T N Hv']:
     query, key, value, mask = call[:4]
     is_causal = mask.is_causal
     B, T, N, H = query.shape
@@ -138,7 +138,7 @@ def _causal(
 
     # Pairs are formed again for the gradient, which so keeps one state a chunk.
     step = jax.checkpoint(step, prevent_cse=False)
-    state = axes.vary(jnp.zeros((B, K, H, values.shape[-1]), values.dtype), queries, keys, values)
+    state = mesh_axes.match_varying_axes(jnp.zeros((B, K, H, values.shape[-1]), values.dtype), queries, keys, values)
     _, output = jax.lax.scan(step, state, (chunks(queries), chunks(keys), chunks(values)))
     output = jnp.moveaxis(output, 0, -3)
     return output.reshape(*output.shape[:-3], count * size, output.shape[-1])[..., :T, :]

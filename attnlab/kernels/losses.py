@@ -9,7 +9,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 
-class Sums(NamedTuple):
+class LossSums(NamedTuple):
     """A loss not yet divided: `total` over `weight` things (tokens, examples), `extras` over the same things."""
 
     total: Array
@@ -23,7 +23,7 @@ def cross_entropy(
     smoothing: float = 0.0,
     padding: int = 0,
     shares: Float[Array, '*B'] | None = None,
-) -> Sums:
+) -> LossSums:
     """Label-smoothed cross-entropy in nats, summed over the labels that are not `padding`.
 
     The target is (1 - smoothing) on the label plus smoothing / V on every class (Szegedy et al. 2016, section 7).
@@ -53,7 +53,7 @@ def cross_entropy(
     uniform = summed(normaliser - jnp.mean(rows, axis=-1)) if smoothing else 0.0
     total = (1.0 - smoothing) * nll + smoothing * uniform
     weight = jnp.sum(counted) if shares is None else summed(jnp.ones(len(rows)))
-    return Sums(total, weight, {'nll': nll})
+    return LossSums(total, weight, {'nll': nll})
 
 
 def _check_labels(logits: Array, labels: Array, padding: int) -> None:

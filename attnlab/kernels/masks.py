@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Int
 
-Host = Array | np.ndarray
-Row = Sequence[int] | Sequence[Sequence[int]]
+AnyArray = Array | np.ndarray
+IntegerLists = Sequence[int] | Sequence[Sequence[int]]
 """Integers of one axis or two, as Python lists."""
 
-Window = SupportsIndex | Sequence[SupportsIndex]
+WindowSize = SupportsIndex | Sequence[SupportsIndex]
 """The size of both sides of a window, or (left, right)."""
 
 
@@ -70,27 +70,27 @@ class Mask:
         return any(x is not None and x is not False for x in fields.values())
 
     def map_arrays(self, function: Callable[[Array, str], Any]) -> 'Mask':
-        """A mask that holds `function(array, axes)` for each array; axes as in `AXES`, one letter each."""
-        arrays = ((getattr(self, name), axes) for name, axes in AXES.items())
+        """A mask that holds `function(array, axes)` for each array; axes as in `MASK_AXES`, one letter each."""
+        arrays = ((getattr(self, name), axes) for name, axes in MASK_AXES.items())
         return _unflatten(
             (self.is_causal, self.window), (None if x is None else function(x, axes) for x, axes in arrays)
         )
 
 
-AXES = {
+MASK_AXES = {
     'mask': 'BNTS', 'query_seq_lengths': 'B', 'key_value_seq_lengths': 'B', 'query_positions': 'BT',
     'key_positions': 'BS', 'query_segment_ids': 'BT', 'key_segment_ids': 'BS', 'prefix_lengths': 'B',
 }  # fmt: skip
 """The axes of each array of a mask."""
 
 _STATIC = ('is_causal', 'window')
-_FIELDS = (*AXES, *_STATIC)
+_FIELDS = (*MASK_AXES, *_STATIC)
 
 
 def _unflatten(static: tuple, arrays: Iterable[Any]) -> Mask:
     """Without the checks of the constructor, because JAX puts more than arrays into a tree."""
     mask = object.__new__(Mask)
-    for name, value in zip((*_STATIC, *AXES), (*static, *arrays), strict=True):
+    for name, value in zip((*_STATIC, *MASK_AXES), (*static, *arrays), strict=True):
         object.__setattr__(mask, name, value)
     return mask
 
@@ -98,7 +98,7 @@ def _unflatten(static: tuple, arrays: Iterable[Any]) -> Mask:
 jax.tree_util.register_pytree_with_keys(
     Mask,
     lambda mask: (
-        [(jax.tree_util.GetAttrKey(name), getattr(mask, name)) for name in AXES],
+        [(jax.tree_util.GetAttrKey(name), getattr(mask, name)) for name in MASK_AXES],
         tuple(getattr(mask, name) for name in _STATIC),
     ),
     _unflatten,
@@ -117,10 +117,10 @@ def _stored(name: str, x: Any) -> Any:
         case 'mask':
             return x if isinstance(x, jax.Array) else jnp.asarray(x)
         case _:
-            return integers(name, x)
+            return widen_integers(name, x)
 
 
-def integers(name: str, x: ArrayLike | Row) -> Array:
+def widen_integers(name: str, x: ArrayLike | IntegerLists) -> Array:
     """Convert signed integers to int32 or wider, because window sizes and cache lengths do not fit int8 and int16.
 
     Raises ValueError for values beyond the integers that JAX has here, which it would wrap around in silence; lengths
@@ -183,16 +183,16 @@ class MaskArguments(TypedDict, total=False):
     """Keyword arguments of the attention functions that say which pairs attend."""
 
     is_causal: bool
-    query_seq_lengths: Int[Host, ' B'] | Row | None
-    key_value_seq_lengths: Int[Host, ' B'] | Row | None
-    local_window_size: Window | None
-    query_positions: Int[Host, '#B T'] | Row | None
-    key_positions: Int[Host, '#B S'] | Row | None
-    query_segment_ids: Int[Host, '#B T'] | Row | None
-    key_segment_ids: Int[Host, '#B S'] | Row | None
+    query_seq_lengths: Int[AnyArray, ' B'] | IntegerLists | None
+    key_value_seq_lengths: Int[AnyArray, ' B'] | IntegerLists | None
+    local_window_size: WindowSize | None
+    query_positions: Int[AnyArray, '#B T'] | IntegerLists | None
+    key_positions: Int[AnyArray, '#B S'] | IntegerLists | None
+    query_segment_ids: Int[AnyArray, '#B T'] | IntegerLists | None
+    key_segment_ids: Int[AnyArray, '#B S'] | IntegerLists | None
 
 
-def from_arguments(mask: Host | Mask | None, arguments: MaskArguments) -> Mask:
+def mask_from_arguments(mask: AnyArray | Mask | None, arguments: MaskArguments) -> Mask:
     """The mask of an attention call.  Raises TypeError for arguments that do not exist, ValueError for bad ones."""
     if unknown := arguments.keys() - MaskArguments.__annotations__.keys():
         raise TypeError(f'unexpected keyword arguments {sorted(unknown)}; expected {[*MaskArguments.__annotations__]}')
@@ -201,61 +201,66 @@ def from_arguments(mask: Host | Mask | None, arguments: MaskArguments) -> Mask:
     return rules & (mask if isinstance(mask, Mask) else _mask(mask=mask))
 
 
-def causal(
-    query_positions: Int[Host, '#B T'] | Row | None = None, key_positions: Int[Host, '#B S'] | Row | None = None
+def causal_mask(
+    query_positions: Int[AnyArray, '#B T'] | IntegerLists | None = None,
+    key_positions: Int[AnyArray, '#B S'] | IntegerLists | None = None,
 ) -> Mask:
     """No key after the query; by row and column numbers unless positions are given."""
     return _mask(is_causal=True, query_positions=query_positions, key_positions=key_positions)
 
 
-def window(left: SupportsIndex, right: SupportsIndex) -> Mask:
+def window_mask(left: SupportsIndex, right: SupportsIndex) -> Mask:
     """Keys at most `left` before and `right` after the query, which is itself always inside."""
     return _mask(window=window_sides((left, right), 'the window'))
 
 
-def prefix(lengths: Int[Host, ' B'] | Row) -> Mask:
+def prefix_mask(lengths: Int[AnyArray, ' B'] | IntegerLists) -> Mask:
     """Causal but for the first `lengths[b]` keys, which every query sees (prefix LM, Raffel et al. 2020, 3.2.1)."""
     return _mask(is_causal=True, prefix_lengths=lengths)
 
 
-def padding(queries: Int[Host, ' B'] | Row | None = None, keys: Int[Host, ' B'] | Row | None = None) -> Mask:
+def padding_mask(
+    queries: Int[AnyArray, ' B'] | IntegerLists | None = None, keys: Int[AnyArray, ' B'] | IntegerLists | None = None
+) -> Mask:
     """Only the first `queries[b]` queries and `keys[b]` keys take part."""
     return _mask(query_seq_lengths=queries, key_value_seq_lengths=keys)
 
 
-def segments(queries: Int[Host, '#B T'] | Row, keys: Int[Host, '#B S'] | Row | None = None) -> Mask:
+def segment_mask(
+    queries: Int[AnyArray, '#B T'] | IntegerLists, keys: Int[AnyArray, '#B S'] | IntegerLists | None = None
+) -> Mask:
     """A query sees the keys of its own segment; `keys` are the same ids as `queries` if None."""
     return _mask(query_segment_ids=queries, key_segment_ids=queries if keys is None else keys)
 
 
-def packed(ids: Int[Host, 'B T'] | Row) -> Mask:
+def packed_mask(ids: Int[AnyArray, 'B T'] | IntegerLists) -> Mask:
     """Documents packed into rows, each causal on its own, with positions that start from 0 in each."""
-    return segments(ids) & causal(*(restarting(ids),) * 2)
+    return segment_mask(ids) & causal_mask(*(positions_in_segments(ids),) * 2)
 
 
-def restarting(ids: Int[Host, 'B T'] | Row) -> Int[Array, 'B T']:
+def positions_in_segments(ids: Int[AnyArray, 'B T'] | IntegerLists) -> Int[Array, 'B T']:
     """Positions that start from 0 wherever the segment id changes along a row."""
-    ids = integers('ids', ids)
+    ids = widen_integers('ids', ids)
     at = jax.lax.broadcasted_iota(jnp.int32, ids.shape, 1)
     starts = jnp.concatenate([jnp.ones_like(ids[:, :1], bool), ids[:, 1:] != ids[:, :-1]], axis=1)
     return at - jax.lax.cummax(jnp.where(starts, at, 0), axis=1)
 
 
-def positions(mask: Mask, T: int, S: int) -> tuple[Int[Array, '#B T'], Int[Array, '#B S']]:
+def query_and_key_positions(mask: Mask, T: int, S: int) -> tuple[Int[Array, '#B T'], Int[Array, '#B S']]:
     """Positions of queries and keys: those of the mask, else row and column numbers."""
     queries, keys = mask.query_positions, mask.key_positions
     return jnp.arange(T)[None] if queries is None else queries, jnp.arange(S)[None] if keys is None else keys
 
 
-def distances(mask: Mask, T: int, S: int) -> Int[Array, '#B 1 T S']:
+def position_distances(mask: Mask, T: int, S: int) -> Int[Array, '#B 1 T S']:
     """|query position - key position|."""
-    queries, keys = positions(mask, T, S)
+    queries, keys = query_and_key_positions(mask, T, S)
     return jnp.abs(queries[:, None, :, None] - keys[:, None, None, :])
 
 
-def as_array(mask: Mask, T: int, S: int) -> Bool[Array, '#B #N #T #S'] | None:
+def mask_as_array(mask: Mask, T: int, S: int) -> Bool[Array, '#B #N #T #S'] | None:
     """The mask as one boolean array, or None where all attend to all."""
-    queries, keys = positions(mask, T, S)
+    queries, keys = query_and_key_positions(mask, T, S)
     query, key = queries[:, None, :, None], keys[:, None, None, :]
     allowed = []
     if mask.mask is not None:

@@ -12,21 +12,21 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
-from attnlab.kernels import axes, derivatives
-from attnlab.kernels.routing import Routing, block_product, block_size, blocks, moved
+from attnlab.kernels import derivatives, mesh_axes
+from attnlab.kernels.routing import Routing, block_matmul, expert_block_size, gather_rows, sort_into_blocks
 
-Matrices = dict[str, tuple[Array, Array | None]]
+ExpertWeights = dict[str, tuple[Array, Array | None]]
 """'up' and 'gate', or 'up' alone: kernel [E, D, F] and bias [E, F] or None.  'down': [E, F, D] and [E, D] or None."""
 
-Hidden = Callable[[Callable[[str], Array]], Array]
+HiddenActivations = Callable[[Callable[[str], Array]], Array]
 """The hidden activations from the products with the matrices that it names."""
 
 
-def mixture(
+def mixture_of_experts(
     x: Float[Array, 'B T D'],
     routing: Routing,
-    matrices: Matrices,
-    hidden: Hidden,
+    matrices: ExpertWeights,
+    hidden: HiddenActivations,
     *,
     keep: Bool[Array, 'B T A F'] | None = None,
     rate: float = 0.0,
@@ -37,7 +37,7 @@ def mixture(
     keep, rate: of dropout, which hidden activations of a choice stay, and how many do not.
     """
     name, remedy = 'the mixture of experts', 'jax.grad and jax.vjp work'
-    x, matrices = derivatives.reverse_only((x, matrices), name, remedy)
+    x, matrices = derivatives.reverse_mode_only((x, matrices), name, remedy)
     E = matrices['down'][0].shape[0]
     arrays = {'x': x, 'experts': routing.experts, 'weights': routing.weights, 'kept': routing.kept}
     if keep is not None:
@@ -49,41 +49,48 @@ def mixture(
 
 
 def _sums(
-    arrays: dict[str, Array], matrices: Matrices, hidden: Hidden, rate: float, first: Array | int, E: int
+    arrays: dict[str, Array],
+    matrices: ExpertWeights,
+    hidden: HiddenActivations,
+    rate: float,
+    first: Array | int,
+    E: int,
 ) -> Array:
     """[B, T, D] of those of the E experts whose matrices these are, from number `first` on."""
     x, experts = arrays['x'], arrays['experts']
     (B, T, D), A, here = x.shape, experts.shape[-1], matrices['down'][0].shape[0]
     own = arrays['kept'] & (experts >= first) & (experts < first + here)
-    size = block_size(B * T * A, E)
-    places = blocks(jnp.where(own, experts - first, here).reshape(-1), here, size)
+    size = expert_block_size(B * T * A, E)
+    places = sort_into_blocks(jnp.where(own, experts - first, here).reshape(-1), here, size)
 
     def project(name: str, rows: Array) -> Array:
         kernel, bias = matrices[name]
-        y = block_product(rows, kernel, places.experts, places.used)
+        y = block_matmul(rows, kernel, places.experts, places.used)
         return y if bias is None else y + bias[places.experts][:, None]
 
     rows = jnp.broadcast_to(x[:, :, None], (B, T, A, D)).reshape(B * T * A, D)
-    rows = moved(rows, places.sources, places.slots).reshape(-1, size, D)
+    rows = gather_rows(rows, places.sources, places.slots).reshape(-1, size, D)
     inside = hidden(lambda name: project(name, rows))
     if 'keep' in arrays:
         keep = arrays['keep'].reshape(B * T * A, -1).at[places.sources].get(mode='fill', fill_value=False)
         inside = jnp.where(keep.reshape(inside.shape), inside / (1.0 - rate), 0.0)
     outside = project('down', inside).reshape(-1, D)
-    each = moved(outside, places.slots, places.sources).reshape(B, T, A, D)
+    each = gather_rows(outside, places.slots, places.sources).reshape(B, T, A, D)
     return jnp.sum(arrays['weights'][..., None] * each, axis=2)
 
 
-def _over(mesh: AbstractMesh, arrays: dict[str, Array], matrices: Matrices, hidden: Hidden, rate: float) -> Array:
+def _over(
+    mesh: AbstractMesh, arrays: dict[str, Array], matrices: ExpertWeights, hidden: HiddenActivations, rate: float
+) -> Array:
     """`_sums` of all experts, each device with its rows, tokens, experts and hidden activations."""
     B, T = arrays['experts'].shape[:2]
     E, F, _ = matrices['down'][0].shape
     fits = lambda axis, size: axis if mesh.shape.get(axis, 1) > 1 and size % mesh.shape[axis] == 0 else None
-    rows, tokens = axes.rows(mesh.shape, B), fits(axes.TOKENS, T)
-    among, within = fits(axes.EXPERTS, E), fits(axes.HEADS, F)
+    rows, tokens = mesh_axes.batch_axes_dividing(mesh.shape, B), fits(mesh_axes.SEQUENCE_AXIS, T)
+    among, within = fits(mesh_axes.EXPERT_AXIS, E), fits(mesh_axes.TENSOR_AXIS, F)
     exchanged = among in rows  # else the devices of that axis have the same tokens
 
-    def part(arrays: dict[str, Array], matrices: Matrices) -> Array:
+    def part(arrays: dict[str, Array], matrices: ExpertWeights) -> Array:
         if exchanged:
             arrays = jax.tree.map(lambda x: jax.lax.all_gather(x, among, axis=0, tiled=True), arrays)
         first = jax.lax.axis_index(among) * matrices['down'][0].shape[0] if among else 0

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 
-def grid_of(image: Sequence[int], patch: Sequence[int]) -> tuple[int, int]:
+def patch_grid(image: Sequence[int], patch: Sequence[int]) -> tuple[int, int]:
     """(rows, columns) of the patches (height, width) of an image (height, width).
 
     Raises:
@@ -25,14 +25,14 @@ def patchify(images: Shaped[Array, 'B H W C'], patch: Sequence[int]) -> Shaped[A
     The P = height width C numbers of a patch are row-major too, with channels last.
     """
     B, H, W, C = images.shape
-    rows, columns = grid_of((H, W), patch)
+    rows, columns = patch_grid((H, W), patch)
     split = images.reshape(B, rows, patch[0], columns, patch[1], C)
     return split.transpose(0, 1, 3, 2, 4, 5).reshape(B, rows * columns, patch[0] * patch[1] * C)
 
 
 def unpatchify(patches: Shaped[Array, 'B T P'], patch: Sequence[int], image: Sequence[int]) -> Shaped[Array, 'B H W C']:
     """The images (height, width) that `patchify` took apart."""
-    rows, columns = grid_of(image, patch)
+    rows, columns = patch_grid(image, patch)
     B, T, P = patches.shape
     C = P // (patch[0] * patch[1])
     if rows * columns != T or C * patch[0] * patch[1] != P:
@@ -41,7 +41,7 @@ def unpatchify(patches: Shaped[Array, 'B T P'], patch: Sequence[int], image: Seq
     return split.transpose(0, 1, 3, 2, 4, 5).reshape(B, rows * patch[0], columns * patch[1], C)
 
 
-def halved(images: Float[Array, 'B H W C']) -> Float[Array, 'B h w C']:
+def max_pool_by_two(images: Float[Array, 'B H W C']) -> Float[Array, 'B h w C']:
     """The maximum over 3 x 3 pixels around every second one, [B, ceil(H / 2), ceil(W / 2), C].
 
     `flax.linen.max_pool` with a window of 3, strides of 2 and a padding of 1.  As maxima of rows, then of columns, its
@@ -63,7 +63,7 @@ def halved(images: Float[Array, 'B H W C']) -> Float[Array, 'B h w C']:
     return along(along(images, 1), 2)
 
 
-def resized_grid(
+def resize_position_table(
     table: Float[Array, 'T D'], old: tuple[int, int], new: tuple[int, int], prefix: int = 0
 ) -> Float[Array, 'S D']:
     """Positions learned on one grid (rows, columns) for another, by cubic interpolation (Dosovitskiy et al. 2021, 3.2).

@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float32, Int, Int32, Real
 
-from attnlab.kernels.masks import integers
-from attnlab.kernels.rotary import frequencies
+from attnlab.kernels.masks import widen_integers
+from attnlab.kernels.rotary import rotary_frequencies
 
 
-def sinusoidal(positions: Real[ArrayLike, '*P'], width: int, base: float = 10000.0) -> Float32[Array, '*P D']:
+def sinusoidal_encoding(positions: Real[ArrayLike, '*P'], width: int, base: float = 10000.0) -> Float32[Array, '*P D']:
     """Sines and cosines of the position (Vaswani et al. 2017, section 3.5).
 
     Columns 2i and 2i + 1 are the sine and the cosine of position * base^(-2i / D): interleaved, as in the paper (some
     code has all sines first).  An odd width ends with a sine.  Angles are float32, with the error that
-    `attnlab.kernels.rotary.rotary` states.
+    `attnlab.kernels.rotary.rotary_encoding` states.
 
     Args:
       positions: [*P] integers or floats, of any size and sign.
@@ -30,19 +30,19 @@ def sinusoidal(positions: Real[ArrayLike, '*P'], width: int, base: float = 10000
     Raises:
       ValueError: for a width that is not positive, and for positions that are not numbers.
     """
-    positions = integers('positions', positions)
+    positions = widen_integers('positions', positions)
     if width < 1:
         raise ValueError(f'width is {width}; expected a positive number of columns')
     if not (jnp.issubdtype(positions.dtype, jnp.integer) or jnp.issubdtype(positions.dtype, jnp.floating)):
         raise ValueError(f'positions have dtype {positions.dtype}; expected integers or floats')
-    speeds = jnp.asarray(frequencies(width, base), jnp.float32)
+    speeds = jnp.asarray(rotary_frequencies(width, base), jnp.float32)
     angles = positions.astype(jnp.float32)[..., None] * jnp.expand_dims(speeds, tuple(range(positions.ndim)))
     both = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return both.reshape(*positions.shape, 2 * speeds.size)[..., :width]
 
 
-def sinusoidal_2d(rows: int, columns: int, width: int, base: float = 10000.0) -> Float32[Array, 'tokens D']:
-    """Codes of a grid: the first half of the columns is `sinusoidal` of the row, the second of the column.
+def sinusoidal_encoding_2d(rows: int, columns: int, width: int, base: float = 10000.0) -> Float32[Array, 'tokens D']:
+    """Codes of a grid: the first half of the columns is `sinusoidal_encoding` of the row, the second of the column.
 
     The numbers are those of MoCo v3 (Chen, Xie and He 2021), whose code puts the column before the row and, within
     a half, all sines before all cosines.
@@ -59,8 +59,8 @@ def sinusoidal_2d(rows: int, columns: int, width: int, base: float = 10000.0) ->
     """
     if width < 1 or width % 4:
         raise ValueError(f'width is {width}; expected a positive multiple of 4, pairs of columns for rows and columns')
-    row = sinusoidal(jnp.arange(rows), width // 2, base)
-    column = sinusoidal(jnp.arange(columns), width // 2, base)
+    row = sinusoidal_encoding(jnp.arange(rows), width // 2, base)
+    column = sinusoidal_encoding(jnp.arange(columns), width // 2, base)
     shape = (rows, columns, width // 2)
     both = jnp.concatenate([jnp.broadcast_to(row[:, None], shape), jnp.broadcast_to(column[None], shape)], axis=-1)
     return both.reshape(rows * columns, width)
@@ -83,7 +83,7 @@ def alibi_slopes(heads: int) -> Float32[Array, ' N']:
     return jnp.asarray(slopes, jnp.float32)
 
 
-def relative_buckets(
+def relative_position_buckets(
     query_positions: Int[ArrayLike, '*#B T'],
     key_positions: Int[ArrayLike, '*#B S'],
     *,
@@ -107,7 +107,7 @@ def relative_buckets(
     Raises:
       ValueError: for numbers of buckets and distances that leave no room, naming what came and what was expected.
     """
-    queries, keys = integers('query_positions', query_positions), integers('key_positions', key_positions)
+    queries, keys = widen_integers('query_positions', query_positions), widen_integers('key_positions', key_positions)
     for name, x in (('query_positions', queries), ('key_positions', keys)):
         if not jnp.issubdtype(x.dtype, jnp.signedinteger):
             raise ValueError(f'{name} has dtype {x.dtype}; expected signed integers')

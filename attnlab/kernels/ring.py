@@ -1,6 +1,6 @@
 """Attention over tokens that are divided over devices (Liu et al. 2023, "Ring Attention with Blockwise Transformers").
 
-Each device keeps its queries; keys and values go round the devices of the mesh axis `axes.TOKENS`, and what a device
+Each device keeps its queries; keys and values go round the devices of the mesh axis `axes.SEQUENCE_AXIS`, and what a device
 makes of each part (`kernels.flash`) is merged by the online softmax.  The gradient goes round once more, and those of
 key and value travel with them.  No device holds more than its T / n tokens, a few times.
 
@@ -18,16 +18,16 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 from jaxtyping import Array, Int
 
-from attnlab.kernels import axes, blockwise, dense, derivatives, flash
-from attnlab.kernels.call import Attended, Call, refuse
-from attnlab.kernels.flash import Floats, Others
-from attnlab.kernels.tiles import Grid, Starts
+from attnlab.kernels import blockwise, dense, derivatives, flash, mesh_axes
+from attnlab.kernels.call import AttentionCall, AttentionOutput, raise_unsupported
+from attnlab.kernels.flash import FloatInputs, OtherInputs
+from attnlab.kernels.tiles import BlockStarts, TileGrid
 
 
-class Ring(NamedTuple):
+class RingConfig(NamedTuple):
     """What is fixed when the program is made.  plan: of one device's queries and one device's keys."""
 
-    plan: flash.Plan
+    plan: flash.FlashConfig
     mesh: AbstractMesh
     rows: tuple[str, ...]  # the axes of the mesh that batch rows are divided over
     heads: str | None  # that which heads are
@@ -35,48 +35,50 @@ class Ring(NamedTuple):
 
     @property
     def size(self) -> int:
-        return self.mesh.shape[axes.TOKENS]
+        return self.mesh.shape[mesh_axes.SEQUENCE_AXIS]
 
 
-def dot_product(call: Call) -> Attended:
+def dot_product(call: AttentionCall) -> AttentionOutput:
     """As `dense.dot_product`, on the mesh in context; memory O((T + S) / n) a device, forward and backward.
 
     Raises NotImplementedError, naming the argument, where there is no such mesh and for what is in `_refuse`.
     """
     mesh = _mesh()
-    _refuse(call, mesh.shape[axes.TOKENS])
+    _refuse(call, mesh.shape[mesh_axes.SEQUENCE_AXIS])
     if 0 in call.query.shape or 0 in call.value.shape:  # nothing to divide
         return dense.dot_product(call._replace(block_sizes=None))
-    floats, others = flash.arrays(call)
-    floats = derivatives.reverse_only(floats, 'ring')
-    attended: Any = _attend(divided(call, mesh, jax.default_backend()), floats, others)
+    floats, others = flash.flash_inputs(call)
+    floats = derivatives.reverse_mode_only(floats, 'ring')
+    attended: Any = _attend(ring_config(call, mesh, jax.default_backend()), floats, others)
     output, lse = attended
     limits = jnp.finfo(lse.dtype)
     alone = jnp.full((), limits.min) if floats.sinks is None else floats.sinks[None, :, :, None]
     residual = jax.lax.stop_gradient(jnp.where(lse == limits.max, alone, lse))
     B, T, N, _ = call.query.shape
     output, residual = (x.reshape(B, N, T, *x.shape[4:]).swapaxes(1, 2) for x in (output, residual))
-    return Attended(output.astype(call.query.dtype), residual if call.return_residual else None, None)
+    return AttentionOutput(output.astype(call.query.dtype), residual if call.return_residual else None, None)
 
 
-def pays(call: Call, platform: str) -> bool:
+def pays(call: AttentionCall, platform: str) -> bool:
     """Whether the mesh in context divides tokens over devices."""
-    return jax.sharding.get_abstract_mesh().shape.get(axes.TOKENS, 1) > 1
+    return jax.sharding.get_abstract_mesh().shape.get(mesh_axes.SEQUENCE_AXIS, 1) > 1
 
 
 def _mesh() -> AbstractMesh:
     mesh = jax.sharding.get_abstract_mesh()
-    if axes.TOKENS not in mesh.shape:
-        raise NotImplementedError(f'mesh: ring needs one with an axis {axes.TOKENS!r} in context (jax.set_mesh)')
+    if mesh_axes.SEQUENCE_AXIS not in mesh.shape:
+        raise NotImplementedError(
+            f'mesh: ring needs one with an axis {mesh_axes.SEQUENCE_AXIS!r} in context (jax.set_mesh)'
+        )
     if not mesh.are_all_axes_auto:
         raise NotImplementedError(f'mesh: ring divides it itself, and its axes are {mesh.axis_types}, not all Auto')
     return mesh
 
 
-def _refuse(call: Call, size: int) -> None:
+def _refuse(call: AttentionCall, size: int) -> None:
     """Raises NotImplementedError for what ring does not serve, with the reason."""
     T, S = call.query.shape[1], call.key.shape[1]
-    refuse([
+    raise_unsupported([
         ('query', bool(T % size), f'its {T} tokens do not divide over {size} devices'),
         ('key', bool(S % size), f'its {S} tokens do not divide over {size} devices'),
         ('bias', call.bias is not None, 'ring adds none of an array'),
@@ -85,26 +87,30 @@ def _refuse(call: Call, size: int) -> None:
     ])  # fmt: skip
 
 
-def divided(call: Call, mesh: AbstractMesh, platform: str) -> Ring:
+def ring_config(call: AttentionCall, mesh: AbstractMesh, platform: str) -> RingConfig:
     """How the call lies on the devices of the mesh.  Raises NotImplementedError where no tile size fits."""
     (B, T, N, _), (S, K) = call.query.shape, call.key.shape[1:3]
-    size = mesh.shape[axes.TOKENS]
-    heads = axes.HEADS if axes.HEADS in mesh.shape and K % mesh.shape[axes.HEADS] == 0 else None  # then N does too
+    size = mesh.shape[mesh_axes.SEQUENCE_AXIS]
+    heads = (
+        mesh_axes.TENSOR_AXIS
+        if mesh_axes.TENSOR_AXIS in mesh.shape and K % mesh.shape[mesh_axes.TENSOR_AXIS] == 0
+        else None
+    )  # then N does too
     folded = call.mask.is_causal and size > 1 and T % (2 * size) == S % (2 * size) == 0
     chunks = size * (2 if folded else 1)
     queries, keys = _blocks(call, T // chunks, S // chunks, N // (mesh.shape[heads] if heads else 1), platform)
-    rows = axes.rows(mesh.shape, B)
+    rows = mesh_axes.batch_axes_dividing(mesh.shape, B)
     several = B > math.prod(mesh.shape[axis] for axis in rows)  # batch rows on a device
-    plan = flash.Plan(
-        Grid(T // size, S // size, queries, keys), T, call.logits_soft_cap, call.dropout_rate,
+    plan = flash.FlashConfig(
+        TileGrid(T // size, S // size, queries, keys), T, call.logits_soft_cap, call.dropout_rate,
         platform != 'cpu' and several,
     )  # fmt: skip
-    return Ring(plan, mesh, rows, heads, folded)
+    return RingConfig(plan, mesh, rows, heads, folded)
 
 
-def _blocks(call: Call, queries: int, keys: int, N: int, platform: str) -> tuple[int, int]:
+def _blocks(call: AttentionCall, queries: int, keys: int, N: int, platform: str) -> tuple[int, int]:
     """Sizes of the tiles that chunks of so many queries and keys divide into, none of which spans two chunks."""
-    limits = call.block_sizes or blockwise.block_sizes(queries, keys, N, platform)
+    limits = call.block_sizes or blockwise.default_block_sizes(queries, keys, N, platform)
     steps = 1, 2 if call.dropout_rate else 1  # dropout draws for pairs of keys
     sizes = []
     for name, chunk, limit, step in zip(('query', 'key'), (queries, keys), limits, steps, strict=True):
@@ -119,7 +125,7 @@ def _blocks(call: Call, queries: int, keys: int, N: int, platform: str) -> tuple
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(ring: Ring, floats: Floats, others: Others) -> tuple[Array, Array]:
+def _attend(ring: RingConfig, floats: FloatInputs, others: OtherInputs) -> tuple[Array, Array]:
     """Output [B, K, G, T, Hv] and log-sum-exp of each row [B, K, G, T], the largest number where it is empty."""
     return _forward(ring, floats, others)[0]
 
@@ -128,36 +134,38 @@ OUTPUT, LSE = 'BKGTH', 'BKGT'
 """The axes of an output or its cotangent, and of the log-sum-exp."""
 
 
-def _forward(ring: Ring, floats: Floats, others: Others) -> tuple[tuple[Array, Array], tuple]:
+def _forward(ring: RingConfig, floats: FloatInputs, others: OtherInputs) -> tuple[tuple[Array, Array], tuple]:
     arrays = floats, others
     attended = _on_each_device(ring, _forward_part, arrays, _axes(*arrays), (OUTPUT, LSE))
     return attended, (*arrays, *attended)
 
 
-def _backward(ring: Ring, saved: tuple, d_outs: tuple[Array, Array]) -> tuple[Floats, None]:
+def _backward(ring: RingConfig, saved: tuple, d_outs: tuple[Array, Array]) -> tuple[FloatInputs, None]:
     return _gradients(ring, *saved, d_outs[0]), None  # None: integers have no gradient
 
 
-def _gradients_once(ring: Ring, floats: Floats, others: Others, output: Array, lse: Array, d_out: Array) -> Floats:
+def _gradients_once(
+    ring: RingConfig, floats: FloatInputs, others: OtherInputs, output: Array, lse: Array, d_out: Array
+) -> FloatInputs:
     letters = _axes(floats, others)
     arrays = floats, others, output, lse, d_out
     wide = _on_each_device(ring, _backward_part, arrays, (*letters, OUTPUT, LSE, OUTPUT), letters[0])
     return jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), wide, floats)
 
 
-_gradients = derivatives.once(_gradients_once, 'ring')
+_gradients = derivatives.first_order_only(_gradients_once, 'ring')
 _attend.defvjp(_forward, _backward)
 
 
 # How arrays lie on the devices
 
 
-def _axes(floats: Floats, others: Others) -> Any:
+def _axes(floats: FloatInputs, others: OtherInputs) -> Any:
     """The same trees, with the axes of each array in its place."""
-    return flash.map_arrays(lambda _, letters: letters, floats, others)
+    return flash.map_inputs(lambda _, letters: letters, floats, others)
 
 
-def _on_each_device(ring: Ring, function: Any, arrays: Any, letters: Any, out_letters: Any) -> Any:
+def _on_each_device(ring: RingConfig, function: Any, arrays: Any, letters: Any, out_letters: Any) -> Any:
     """`function(ring, *arrays)` on each device with its part of every array, tokens in the order of the work.
 
     letters: trees like arrays and results, with the axes of each array; they decide how it is divided.
@@ -174,12 +182,17 @@ def _on_each_device(ring: Ring, function: Any, arrays: Any, letters: Any, out_le
     )(*arrays)  # fmt: skip
 
 
-def _spec(ring: Ring, letters: str, rows: int | None = None) -> PartitionSpec:
-    divided = {'B': None if rows == 1 else ring.rows, 'K': ring.heads, 'T': axes.TOKENS, 'S': axes.TOKENS}
+def _spec(ring: RingConfig, letters: str, rows: int | None = None) -> PartitionSpec:
+    divided = {
+        'B': None if rows == 1 else ring.rows,
+        'K': ring.heads,
+        'T': mesh_axes.SEQUENCE_AXIS,
+        'S': mesh_axes.SEQUENCE_AXIS,
+    }
     return PartitionSpec(*(divided.get(letter) for letter in letters))
 
 
-def _turned(ring: Ring, turn: Any, x: Array, letters: str) -> Array:
+def _turned(ring: RingConfig, turn: Any, x: Array, letters: str) -> Array:
     tokens = [axis for axis, letter in enumerate(letters) if letter in 'TS']
     return turn(x, tokens[0], ring.size) if ring.folded and tokens else x
 
@@ -196,7 +209,7 @@ def _homes(size: int, chunk: int) -> list[tuple[int, int]]:
 def _fold(x: Array, axis: int, size: int) -> Array:
     """A device's chunks 2 d and 2 d + 1 given for its chunks d and 2 n - 1 - d."""
     halves = jnp.split(x, 2, axis)
-    even, odd = (jax.lax.ppermute(half, axes.TOKENS, _homes(size, i)) for i, half in enumerate(halves))
+    even, odd = (jax.lax.ppermute(half, mesh_axes.SEQUENCE_AXIS, _homes(size, i)) for i, half in enumerate(halves))
     return jnp.concatenate(_in_order(even, odd), axis)
 
 
@@ -204,17 +217,17 @@ def _unfold(x: Array, axis: int, size: int) -> Array:
     """`_fold` undone."""
     halves = _in_order(*jnp.split(x, 2, axis))
     back = [[(there, here) for here, there in _homes(size, i)] for i in range(2)]
-    chunks = (jax.lax.ppermute(half, axes.TOKENS, moves) for half, moves in zip(halves, back, strict=True))
+    chunks = (jax.lax.ppermute(half, mesh_axes.SEQUENCE_AXIS, moves) for half, moves in zip(halves, back, strict=True))
     return jnp.concatenate(list(chunks), axis)
 
 
 def _in_order(one: Array, other: Array) -> list[Array]:
     """Chunk d is even on an even device: (even, odd) chunks as (d, 2 n - 1 - d) and back."""
-    even = jax.lax.axis_index(axes.TOKENS) % 2 == 0
+    even = jax.lax.axis_index(mesh_axes.SEQUENCE_AXIS) % 2 == 0
     return [jnp.where(even, one, other), jnp.where(even, other, one)]
 
 
-def starts(ring: Ring, device: Int[Array, ''], length: int, block: int) -> Int[Array, ' blocks']:
+def device_block_starts(ring: RingConfig, device: Int[Array, ''], length: int, block: int) -> Int[Array, ' blocks']:
     """The row numbers that the blocks of a device's `length` queries or keys begin at."""
     chunks = [device, 2 * ring.size - 1 - device] if ring.folded else [device]
     size = length // len(chunks)
@@ -224,35 +237,37 @@ def starts(ring: Ring, device: Int[Array, ''], length: int, block: int) -> Int[A
 # What a device does
 
 
-def begin(ring: Ring, device: Int[Array, ''], source: Int[Array, '']) -> Starts:
+def ring_block_starts(ring: RingConfig, device: Int[Array, ''], source: Int[Array, '']) -> BlockStarts:
     """Row numbers of the blocks of one device's queries and of another's keys."""
     grid = ring.plan.grid
-    return Starts(starts(ring, device, grid.T, grid.queries), starts(ring, source, grid.S, grid.keys))
+    return BlockStarts(
+        device_block_starts(ring, device, grid.T, grid.queries), device_block_starts(ring, source, grid.S, grid.keys)
+    )
 
 
-def _inputs(ring: Ring, floats: Floats, others: Others, turn: Int[Array, '']) -> flash.Arrays:
+def _inputs(ring: RingConfig, floats: FloatInputs, others: OtherInputs, turn: Int[Array, '']) -> flash.FlashInputs:
     """The arguments of `flash` after so many turns, without the sinks: they count once."""
-    device = jax.lax.axis_index(axes.TOKENS)
+    device = jax.lax.axis_index(mesh_axes.SEQUENCE_AXIS)
     number = others.number
     if ring.heads is not None:  # dropout counts heads: b N + n as (b parts + part) (N / parts) + n
         number = number * ring.mesh.shape[ring.heads] + jax.lax.axis_index(ring.heads)
-    others = others._replace(number=number, begin=begin(ring, device, (device - turn) % ring.size))
+    others = others._replace(number=number, begin=ring_block_starts(ring, device, (device - turn) % ring.size))
     return floats._replace(sinks=None), others
 
 
-def _parted(floats: Floats, others: Others) -> tuple[flash.Arrays, flash.Arrays]:
+def _parted(floats: FloatInputs, others: OtherInputs) -> tuple[flash.FlashInputs, flash.FlashInputs]:
     """The arrays that stay on the device, and those that go round: all that have keys."""
-    going = flash.map_arrays(lambda x, letters: x if 'S' in letters else None, floats, others)
-    return flash.map_arrays(lambda x, letters: None if 'S' in letters else x, floats, others), going
+    going = flash.map_inputs(lambda x, letters: x if 'S' in letters else None, floats, others)
+    return flash.map_inputs(lambda x, letters: None if 'S' in letters else x, floats, others), going
 
 
-def _pass_on(ring: Ring, tree: Any) -> Any:
+def _pass_on(ring: RingConfig, tree: Any) -> Any:
     """To the next device, from the one before."""
     moves = [(device, (device + 1) % ring.size) for device in range(ring.size)]
-    return jax.tree.map(lambda x: jax.lax.ppermute(x, axes.TOKENS, moves), tree)
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, mesh_axes.SEQUENCE_AXIS, moves), tree)
 
 
-def _forward_part(ring: Ring, floats: Floats, others: Others) -> tuple[Array, Array]:
+def _forward_part(ring: RingConfig, floats: FloatInputs, others: OtherInputs) -> tuple[Array, Array]:
     """Output and log-sum-exp of a device's queries."""
     query, value, sinks = floats.query, floats.value, floats.sinks
     lowest = jnp.finfo(query.dtype).min
@@ -261,7 +276,7 @@ def _forward_part(ring: Ring, floats: Floats, others: Others) -> tuple[Array, Ar
     def turn(state: tuple, number: Array) -> tuple[tuple, None]:
         going, output, lse = state
         after = _pass_on(ring, going)  # meanwhile; after the last turn all is home again
-        more, log, _ = flash.forward(ring.plan, *_inputs(ring, *flash.joined(own, going), number))
+        more, log, _ = flash.flash_forward(ring.plan, *_inputs(ring, *flash.merge_inputs(own, going), number))
         return (after, *_merged(output, lse, more, log)), None
 
     nothing = jnp.zeros((*query.shape[:-1], value.shape[-1]), query.dtype), jnp.full(query.shape[:-1], lowest)
@@ -270,7 +285,7 @@ def _forward_part(ring: Ring, floats: Floats, others: Others) -> tuple[Array, Ar
     if sinks is not None:
         log, lse = lse, jnp.logaddexp(lse, sinks[None, :, :, None])
         output = output * jnp.exp(log - lse)[..., None]
-    return output, flash.largest_if(empty, lse)
+    return output, flash.lse_for_gradient(empty, lse)
 
 
 def _merged(output: Array, lse: Array, more: Array, log: Array) -> tuple[Array, Array]:
@@ -279,19 +294,19 @@ def _merged(output: Array, lse: Array, more: Array, log: Array) -> tuple[Array, 
     return output * jnp.exp(lse - both)[..., None] + more * jnp.exp(log - both)[..., None], both
 
 
-def _backward_part(ring: Ring, floats: Floats, others: Others, *saved: Array) -> Floats:
+def _backward_part(ring: RingConfig, floats: FloatInputs, others: OtherInputs, *saved: Array) -> FloatInputs:
     """Gradients of a device's floating-point arrays.  saved: output, log-sum-exp and cotangent."""
     own, going = _parted(floats, others)
 
     def turn(state: tuple, number: Array) -> tuple[tuple, None]:
         going, sums = state
-        made = flash.gradients(ring.plan, *_inputs(ring, *flash.joined(own, going), number), *saved)
+        made = flash.flash_gradients(ring.plan, *_inputs(ring, *flash.merge_inputs(own, going), number), *saved)
         sums = jax.tree.map(jnp.add, sums, made)
         key, value = _pass_on(ring, (sums.key, sums.value))
         return (_pass_on(ring, going), sums._replace(key=key, value=value)), None
 
     start = jax.tree.map(lambda x: jnp.zeros(x.shape, floats.query.dtype), floats._replace(sinks=None))
     (_, sums), _ = jax.lax.scan(turn, (going, start), jnp.arange(ring.size))
-    sinks = None if floats.sinks is None else flash.of_sinks(floats.sinks, *saved)
-    sinks, slopes = jax.lax.psum((sinks, sums.slopes), (*ring.rows, axes.TOKENS))
+    sinks = None if floats.sinks is None else flash.sink_gradient(floats.sinks, *saved)
+    sinks, slopes = jax.lax.psum((sinks, sums.slopes), (*ring.rows, mesh_axes.SEQUENCE_AXIS))
     return sums._replace(sinks=sinks, slopes=slopes)

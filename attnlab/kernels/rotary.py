@@ -16,15 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Float64, Real
 
-from attnlab.kernels.masks import integers
+from attnlab.kernels.masks import widen_integers
 
-Layout = Literal['half', 'interleaved']
+RotaryLayout = Literal['half', 'interleaved']
 
 # Dataclasses and not named tuples: those of equal numbers are equal, so `jit` would take one for another.
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear:
+class LinearScaling:
     """Position interpolation (Chen et al. 2023): positions are divided by `factor`, all pairs turn slower."""
 
     factor: float
@@ -34,7 +34,7 @@ class Linear:
 
 
 @dataclasses.dataclass(frozen=True)
-class NTK:
+class NTKScaling:
     """NTK-aware scaling (bloc97 2023): base factor^(R / (R - 2)), so the first pair keeps its speed and the last pair
     turns `factor` times slower."""
 
@@ -45,7 +45,7 @@ class NTK:
 
 
 @dataclasses.dataclass(frozen=True)
-class YaRN:
+class YaRNScaling:
     """YaRN (Peng et al. 2023): fast pairs keep their speed, slow ones are interpolated, a ramp lies between.
 
     Over `original_length` positions, those the model was trained with, a pair turns some number of times: from
@@ -74,10 +74,12 @@ class YaRN:
         return 0.1 * math.log(self.factor) + 1.0
 
 
-Scaling = Linear | NTK | YaRN
+RotaryScaling = LinearScaling | NTKScaling | YaRNScaling
 
 
-def frequencies(width: int, base: float = 10000.0, scaling: Scaling | None = None) -> Float64[np.ndarray, ' pairs']:
+def rotary_frequencies(
+    width: int, base: float = 10000.0, scaling: RotaryScaling | None = None
+) -> Float64[np.ndarray, ' pairs']:
     """Radians per position of each pair of channels, base^(-2i / width), made in NumPy: a constant in any program.
 
     Args:
@@ -95,31 +97,31 @@ def frequencies(width: int, base: float = 10000.0, scaling: Scaling | None = Non
         raise ValueError(f'base is {base}; expected a finite number > 1')
     if width < 0:
         raise ValueError(f'width is {width}; expected a number of channels')
-    if isinstance(scaling, NTK):
+    if isinstance(scaling, NTKScaling):
         if width <= 2:
             raise ValueError(f'NTK scaling of {width} channels; expected more than 2: the first pair keeps its speed')
         base = base * scaling.factor ** (width / (width - 2))
     plain = base ** -(np.arange(0, width, 2) / width)
     match scaling:
-        case Linear():
+        case LinearScaling():
             return plain / scaling.factor
-        case YaRN():
+        case YaRNScaling():
             slowed = _yarn_ramp(width, base, scaling)
             return plain * (1.0 - slowed) + plain / scaling.factor * slowed
-        case NTK() | None:
+        case NTKScaling() | None:
             return plain
         case _:
             raise ValueError(f'scaling is {scaling!r}; expected Linear, NTK, YaRN or None')
 
 
-def rotary(
+def rotary_encoding(
     x: Float[ArrayLike, '*B T N H'],
     positions: Real[ArrayLike, '*#B T'],
     *,
     base: float = 10000.0,
-    layout: Layout = 'half',
+    layout: RotaryLayout = 'half',
     fraction: float = 1.0,
-    scaling: Scaling | None = None,
+    scaling: RotaryScaling | None = None,
 ) -> Float[Array, '*B T N H']:
     """Turns each pair of channels (a, b) to (a cos - b sin, a sin + b cos), the angle position * frequency.
 
@@ -130,7 +132,7 @@ def rotary(
     Args:
       x: [*B, T, N, H], queries or keys.
       positions: [*B, T], axes of B may be 1 or missing; integers or floats, negative ones too.
-      base, scaling: as in `frequencies`.  YaRN also multiplies what it turns by its `magnitude`, which gives the
+      base, scaling: as in `rotary_frequencies`.  YaRN also multiplies what it turns by its `magnitude`, which gives the
         logits their temperature when queries and keys are both turned here; other turns keep lengths.
       layout: which channels are a pair; see the top of this file.
       fraction: only the first R = fraction * H channels turn, with the frequencies of width R; the rest pass untouched.
@@ -141,16 +143,16 @@ def rotary(
     Raises:
       ValueError: for an odd number of channels to turn, and for shapes, dtypes and names that do not fit.
     """
-    x, positions = jnp.asarray(x), integers('positions', positions)
+    x, positions = jnp.asarray(x), widen_integers('positions', positions)
     _check_arrays(x, positions)
     if layout not in ('half', 'interleaved'):
         raise ValueError(f"layout is {layout!r}; expected 'half' or 'interleaved'")
     R = _channels_to_turn(x.shape[-1], fraction)
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    speeds = jnp.asarray(frequencies(R, base, scaling), wide)
+    speeds = jnp.asarray(rotary_frequencies(R, base, scaling), wide)
     where = positions.astype(wide).reshape((1,) * (x.ndim - 2 - positions.ndim) + positions.shape)
     angles = where[..., None, None] * jnp.expand_dims(speeds, tuple(range(x.ndim - 1)))
-    magnitude = scaling.magnitude if isinstance(scaling, YaRN) else 1.0
+    magnitude = scaling.magnitude if isinstance(scaling, YaRNScaling) else 1.0
     cos, sin = magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)
     shape, axis = ((2, R // 2), -2) if layout == 'half' else ((R // 2, 2), -1)
     pairs = x[..., :R].astype(wide).reshape(*x.shape[:-1], *shape)
@@ -160,17 +162,17 @@ def rotary(
     return turned if R == x.shape[-1] else jnp.concatenate([turned, x[..., R:]], axis=-1)
 
 
-def rotary_2d(
+def rotary_encoding_2d(
     x: Float[ArrayLike, '*B T N H'],
     rows: int,
     columns: int,
     *,
     base: float = 100.0,
-    layout: Layout = 'half',
+    layout: RotaryLayout = 'half',
 ) -> Float[Array, '*B T N H']:
     """Axial rotary encoding of a grid: the first half of the channels turns by the row, the second by the column.
 
-    Each half is a `rotary` of width H / 2.  The base is that of Heo et al. 2024, as grids are small.
+    Each half is a `rotary_encoding` of width H / 2.  The base is that of Heo et al. 2024, as grids are small.
 
     Args:
       x: [*B, rows * columns, N, H], row-major: token t stands in row t // columns, column t % columns.  A class token
@@ -190,12 +192,12 @@ def rotary_2d(
     if H % 4:
         raise ValueError(f'x has heads of width {H}; expected a multiple of 4, pairs of channels for rows and columns')
     row, column = jnp.divmod(jnp.arange(rows * columns), columns) if columns else (jnp.arange(0),) * 2
-    by_row = rotary(x[..., : H // 2], row, base=base, layout=layout)
-    by_column = rotary(x[..., H // 2 :], column, base=base, layout=layout)
+    by_row = rotary_encoding(x[..., : H // 2], row, base=base, layout=layout)
+    by_column = rotary_encoding(x[..., H // 2 :], column, base=base, layout=layout)
     return jnp.concatenate([by_row, by_column], axis=-1)
 
 
-def _yarn_ramp(width: int, base: float, yarn: YaRN) -> Float64[np.ndarray, ' pairs']:
+def _yarn_ramp(width: int, base: float, yarn: YaRNScaling) -> Float64[np.ndarray, ' pairs']:
     """0 for pairs that keep their speed, 1 for those that are interpolated."""
 
     def pair_of(turns: float) -> float:

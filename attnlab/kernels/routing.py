@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from attnlab.kernels import axes
+from attnlab.kernels import mesh_axes
 
-Order = Literal['choice', 'token']
+RoutingOrder = Literal['choice', 'token']
 
 
 class Routing(NamedTuple):
@@ -35,7 +35,7 @@ class Routing(NamedTuple):
     dropped: Int[Array, '']
 
 
-def capacity(tokens: int, experts: int, active: int, factor: float) -> int:
+def expert_capacity(tokens: int, experts: int, active: int, factor: float) -> int:
     """ceil(tokens / experts * factor * active), at most `tokens`: how many tokens one expert takes.
 
     Computed as written, in fractions: of 100 tokens, one of two experts takes 55 at factor 1.1, not 56.
@@ -49,13 +49,13 @@ def capacity(tokens: int, experts: int, active: int, factor: float) -> int:
     return min(tokens, math.ceil(tokens * share))
 
 
-def route(
+def route_tokens(
     logits: Float[Array, 'B T E'],
     active: int,
     mask: Bool[Array, 'B T'] | None = None,
     *,
     capacity: int | Int[ArrayLike, '*#B'] | list[int] | None = None,
-    order: Order = 'choice',
+    order: RoutingOrder = 'choice',
     renormalised: bool = True,
 ) -> Routing:
     """Sends every token to the `active` experts of its largest logits.
@@ -110,8 +110,10 @@ def _largest(logits: Float[Array, 'B T E'], active: int) -> Int[Array, 'B T A']:
     return jax.lax.top_k(ordered, active)[1]
 
 
-def _first(experts: Int[Array, 'B T A'], capacity: int | Int[Array, '*#B'], order: Order) -> Bool[Array, 'B T A']:
-    """Whether each choice is among the first `capacity` of its expert in its row."""
+def _first(
+    experts: Int[Array, 'B T A'], capacity: int | Int[Array, '*#B'], order: RoutingOrder
+) -> Bool[Array, 'B T A']:
+    """Whether each choice is among the first `expert_capacity` of its expert in its row."""
     B, T, A = experts.shape
     queue = experts.swapaxes(1, 2) if order == 'choice' else experts
     ranks = _ranks(queue.reshape(B, T * A)).reshape(queue.shape)
@@ -153,7 +155,7 @@ def _check(logits: Array, active: int, mask: Array | None, capacity: int | Array
 # (`jax.lax.ragged_dot` multiplies every row with all E matrices where XLA has no kernel for it, as on CPUs.)
 
 
-class Blocks(NamedTuple):
+class ExpertBlocks(NamedTuple):
     """Where M rows stand in n blocks of b.
 
     slots: [M], the place of each row among the n b, or n b for a row of no expert.
@@ -168,12 +170,12 @@ class Blocks(NamedTuple):
     used: Int[Array, '']
 
 
-def block_size(rows: int, experts: int) -> int:
+def expert_block_size(rows: int, experts: int) -> int:
     """A quarter of an expert's even share of the rows, so that little is empty, as a power of two from 8 to 128."""
     return 2 ** min(max(int(math.log2(max(rows // (4 * experts), 1))), 3), 7)
 
 
-def blocks(groups: Int[Array, ' M'], experts: int, size: int) -> Blocks:
+def sort_into_blocks(groups: Int[Array, ' M'], experts: int, size: int) -> ExpertBlocks:
     """Sorts rows by expert, in their order, into blocks of `size`.
 
     groups: [M], the expert of each row, or `experts` for a row that goes to none.
@@ -186,15 +188,15 @@ def blocks(groups: Int[Array, ' M'], experts: int, size: int) -> Blocks:
     slots = jnp.where(groups < experts, firsts[groups] + _ranks(groups), n * size)
     sources = jnp.full(n * size, M, jnp.int32).at[slots].set(jnp.arange(M, dtype=jnp.int32), mode='drop')
     of_block = jnp.searchsorted(ends, jnp.arange(n), side='right', method='compare_all')
-    return Blocks(slots, sources, jnp.minimum(of_block, experts - 1), ends[-1])
+    return ExpertBlocks(slots, sources, jnp.minimum(of_block, experts - 1), ends[-1])
 
 
-def moved(x: Float[Array, 'M D'], take: Int[Array, ' R'], back: Int[Array, ' M']) -> Float[Array, 'R D']:
+def gather_rows(x: Float[Array, 'M D'], take: Int[Array, ' R'], back: Int[Array, ' M']) -> Float[Array, 'R D']:
     """[R, D], the rows `take` of `x`, zero where `take` is M.
 
     back: [M], where each row of `x` went, or R: the same move turned round, so that the gradient is one as well.
     """
-    return _move(*axes.vary((x, take, back)))
+    return _move(*mesh_axes.match_varying_axes((x, take, back)))
 
 
 @jax.custom_vjp
@@ -219,11 +221,11 @@ def _rows(x: Array, take: Array) -> Array:
 _move.defvjp(_moved, _moved_back)
 
 
-def block_product(
+def block_matmul(
     x: Float[Array, 'n b D'], kernel: Float[Array, 'E D F'], experts: Int[Array, ' n'], used: Int[Array, '']
 ) -> Float[Array, 'n b F']:
     """x_i kernel_(experts_i) for the first `used` blocks, zero after them; sums are float32 or wider."""
-    return _multiply(*axes.vary((x, kernel, experts, used)))
+    return _multiply(*mesh_axes.match_varying_axes((x, kernel, experts, used)))
 
 
 @jax.custom_vjp
@@ -231,7 +233,7 @@ def _multiply(x: Array, kernel: Array, experts: Array, used: Array) -> Array:
     def step(i, y):
         return y.at[i].set(_product(_at(x, i), _at(kernel, experts[i]), x.dtype))
 
-    start = axes.vary(jnp.zeros((*x.shape[:2], kernel.shape[2]), x.dtype), x)
+    start = mesh_axes.match_varying_axes(jnp.zeros((*x.shape[:2], kernel.shape[2]), x.dtype), x)
     return jax.lax.fori_loop(0, used, step, start)
 
 
@@ -250,7 +252,7 @@ def _block_slopes(saved: tuple[Array, ...], slope: Array) -> tuple[Array, Array,
         to_x = to_x.at[i].set(_product(here, _at(kernel, e).T, x.dtype))
         return to_x, to_kernel.at[e].add(_product(_at(x, i).T, here, wide))
 
-    start = axes.vary((jnp.zeros_like(x), jnp.zeros(kernel.shape, wide)), x)
+    start = mesh_axes.match_varying_axes((jnp.zeros_like(x), jnp.zeros(kernel.shape, wide)), x)
     to_x, to_kernel = jax.lax.fori_loop(0, used, step, start)
     return to_x, to_kernel.astype(kernel.dtype), None, None
 

@@ -10,33 +10,33 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from attnlab.kernels.call import Attended, Call
-from attnlab.kernels.masks import Mask, as_array
+from attnlab.kernels.call import AttentionCall, AttentionOutput
+from attnlab.kernels.masks import Mask, mask_as_array
 
-FAR = 2**30
+UNBOUNDED = 2**30
 """Farther than any key is, and still an int32 when added to one."""
 
 
-class Cleaned(NamedTuple):
+class SanitizedCall(NamedTuple):
     """call: zeros for what is not finite and for what nobody sees, whose gradient is zero then, whatever comes back.
 
     empty, spoilt: [B, #N, T], which rows see no key, and which see something that is not finite.
     """
 
-    call: Call
+    call: AttentionCall
     empty: Bool[Array, 'B #N T']
     spoilt: Bool[Array, 'B N T']
 
 
-def around(kernel: Callable[[Call], Array], call: Call) -> Attended:
+def run_sanitized(kernel: Callable[[AttentionCall], Array], call: AttentionCall) -> AttentionOutput:
     """The output [B, T, N, Hv] of another library's kernel, with the contract kept."""
     if not call.mask.restrict():
-        return Attended(kernel(call), None, None)
-    cleaned = clean(call)
-    return Attended(settle(kernel(cleaned.call), cleaned), None, None)
+        return AttentionOutput(kernel(call), None, None)
+    cleaned = sanitize_call(call)
+    return AttentionOutput(restore_masked_rows(kernel(cleaned.call), cleaned), None, None)
 
 
-def clean(call: Call) -> Cleaned:
+def sanitize_call(call: AttentionCall) -> SanitizedCall:
     """Memory O(T + S) where the mask holds no array of pairs, else that of all pairs [#B, #N, T, S].
 
     Positions count from zero, and there is no prefix.
@@ -47,11 +47,11 @@ def clean(call: Call) -> Cleaned:
     bad_key = ~(jnp.all(good_key, axis=-1) & jnp.all(good_value, axis=-1)).swapaxes(1, 2)
     if call.mask.mask is None:
         marks = jnp.concatenate([jnp.ones((B, 1, S), bool), bad_key], axis=1)
-        seen = count(call.mask, marks, T)
+        seen = count_visible_keys(call.mask, marks, T)
         empty, some_bad = seen[:, :1] == 0, jnp.repeat(seen[:, 1:] > 0, N // K, axis=1)
-        lost = count(turned(call.mask), jnp.ones((B, 1, T), bool), S)[:, 0, :, None] == 0
+        lost = count_visible_keys(transpose_mask(call.mask), jnp.ones((B, 1, T), bool), S)[:, 0, :, None] == 0
     else:
-        allowed = as_array(call.mask, T, S)
+        allowed = mask_as_array(call.mask, T, S)
         assert allowed is not None
         allowed = jnp.broadcast_to(allowed, (*allowed.shape[:2], T, S))
         empty = jnp.broadcast_to(~jnp.any(allowed, axis=-1), (B, allowed.shape[1], T))
@@ -64,7 +64,7 @@ def clean(call: Call) -> Cleaned:
             (call.query, good_query, idle), (call.key, good_key, lost), (call.value, good_value, lost)
         )
     )  # fmt: skip
-    return Cleaned(call._replace(query=query, key=key, value=value), empty, some_bad | (bad_query & ~empty))
+    return SanitizedCall(call._replace(query=query, key=key, value=value), empty, some_bad | (bad_query & ~empty))
 
 
 def _any_seen(allowed: Bool[Array, '#B #N T S'], marks: Bool[Array, 'B N S']) -> Bool[Array, 'B N T']:
@@ -76,14 +76,14 @@ def _any_seen(allowed: Bool[Array, '#B #N T S'], marks: Bool[Array, 'B N S']) ->
     return jnp.einsum(spec, pairs.astype(half), marks.astype(half), preferred_element_type=jnp.float32) > 0
 
 
-def settle(output: Array, cleaned: Cleaned) -> Array:
+def restore_masked_rows(output: Array, cleaned: SanitizedCall) -> Array:
     """[B, T, N, Hv] with NaN in the spoilt rows and zero in the empty ones.  Neither sends any gradient back."""
     empty, spoilt = (x.swapaxes(1, 2)[..., None] for x in cleaned[1:])
     output = jnp.where(spoilt, jnp.full_like(output, jnp.nan), output)
     return jnp.where(empty, jnp.zeros_like(output), output)
 
 
-def count(mask: Mask, marks: Bool[Array, 'B M S'], T: int) -> Int[Array, 'B M T']:
+def count_visible_keys(mask: Mask, marks: Bool[Array, 'B M S'], T: int) -> Int[Array, 'B M T']:
     """How many of the keys in each of M sets a query sees, by all fields but `mask`, positions and prefixes.
 
     Memory O(M (T + S)).  A query sees the keys of a range, and of those the ones in its segment: a difference of two
@@ -113,29 +113,29 @@ def _at(x: Array, indices: Int[Array, 'B L']) -> Array:
 
 def _range(mask: Mask, T: int, S: int) -> tuple[Array, Array]:
     """The first key of each query's range and the one after its last, [#B, T]."""
-    left, right = band(mask)
+    left, right = effective_window(mask)
     row = jnp.arange(T)[None]
-    end = jnp.array([[S]]) if (length := mask.key_value_seq_lengths) is None else clipped(length, S)[:, None]
+    end = jnp.array([[S]]) if (length := mask.key_value_seq_lengths) is None else clip_lengths(length, S)[:, None]
     first, after = jnp.clip(row - left, 0, end), jnp.clip(row + right + 1, 0, end)
     if (length := mask.query_seq_lengths) is not None:
         after = jnp.where(row < length[:, None], after, first)
     return first, after
 
 
-def clipped(lengths: Int[Array, ' B'], size: int) -> Int[Array, ' B']:
+def clip_lengths(lengths: Int[Array, ' B'], size: int) -> Int[Array, ' B']:
     """Between 0 and size, as int32 or wider."""
     return jnp.clip(lengths.astype(jnp.promote_types(lengths.dtype, jnp.int32)), 0, size)
 
 
-def band(mask: Mask) -> tuple[int, int]:
+def effective_window(mask: Mask) -> tuple[int, int]:
     """Window and causality as one window, FAR to the sides that neither bounds."""
-    left, right = mask.window or (FAR, FAR)
+    left, right = mask.window or (UNBOUNDED, UNBOUNDED)
     return left, 0 if mask.is_causal else right
 
 
-def turned(mask: Mask) -> Mask:
-    """Keys for queries and queries for keys; by the same fields as in `count`."""
-    left, right = band(mask)
+def transpose_mask(mask: Mask) -> Mask:
+    """Keys for queries and queries for keys; by the same fields as in `count_visible_keys`."""
+    left, right = effective_window(mask)
     return Mask(
         query_seq_lengths=mask.key_value_seq_lengths, key_value_seq_lengths=mask.query_seq_lengths,
         query_segment_ids=mask.key_segment_ids, key_segment_ids=mask.query_segment_ids,

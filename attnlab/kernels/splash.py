@@ -16,44 +16,44 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from attnlab.kernels import dense, sanitize
-from attnlab.kernels.call import Attended, Call, refuse
-from attnlab.kernels.tiles import even
+from attnlab.kernels.call import AttentionCall, AttentionOutput, raise_unsupported
+from attnlab.kernels.tiles import even_block_size
 
 LANES = 128
 """What blocks of queries and keys are a multiple of, and the heads that JAX tests the kernel with."""
 
 
-def dot_product(call: Call, interpret: bool = False) -> Attended:
+def dot_product(call: AttentionCall, interpret: bool = False) -> AttentionOutput:
     """As `dense.dot_product`, in memory O(T + S); `interpret` runs the kernel step by step, on any device.
 
     Raises NotImplementedError on other machines, and for what the kernel lacks; the reasons are in `_refuse`.
     """
     if not interpret:
-        check_platform()
+        check_tpu()
     _refuse(call)
     if 0 in call.query.shape or 0 in call.value.shape:
         return dense.dot_product(call._replace(block_sizes=None))
-    return sanitize.around(lambda call: _call(call, interpret), call)
+    return sanitize.run_sanitized(lambda call: _call(call, interpret), call)
 
 
-def check_platform() -> None:
+def check_tpu() -> None:
     """Raises NotImplementedError unless this process runs on TPUs."""
     if jax.default_backend() != 'tpu':
         raise NotImplementedError(f'platform: splash needs a TPU; this process runs on {jax.default_backend()}')
 
 
-def pays(call: Call, platform: str) -> bool:
+def pays(call: AttentionCall, platform: str) -> bool:
     """Whether the program traced here runs on one device, because the compiler cannot divide the kernel."""
     mesh = jax.sharding.get_abstract_mesh()
     return jax.device_count() == 1 or (not mesh.empty and mesh.are_all_axes_manual)
 
 
-def _refuse(call: Call) -> None:
+def _refuse(call: AttentionCall) -> None:
     mask, width = call.mask, max(call.query.shape[-1], call.value.shape[-1])
     wide = [x.dtype for x in (call.query, call.key, call.value) if x.dtype == jnp.float64]
     ids = [x for x in (mask.query_segment_ids, mask.key_segment_ids) if x is not None and x.dtype.itemsize > 4]
     counts = mask.is_causal or mask.window is not None
-    refuse([
+    raise_unsupported([
         ('query', width > 2 * LANES, f'JAX tests splash with heads of at most {2 * LANES} numbers, not of {width}'),
         ('query', bool(wide), 'a TPU has no float64'),
         ('bias', call.bias is not None, 'splash adds none'),
@@ -71,7 +71,7 @@ def _refuse(call: Call) -> None:
     ])  # fmt: skip
 
 
-def _call(call: Call, interpret: bool) -> Array:
+def _call(call: AttentionCall, interpret: bool) -> Array:
     """Splash's own output [B, T, N, Hv]; rows that see nothing hold anything."""
     from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds  # takes long, and is for TPUs alone
 
@@ -87,7 +87,7 @@ def _call(call: Call, interpret: bool) -> Array:
         _padded(x.astype(dtype).swapaxes(1, 2), length)
         for x, length in ((query, padded_T), (call.key, padded_S), (call.value, padded_S))
     )
-    band = sanitize.band(call.mask)
+    band = sanitize.effective_window(call.mask)
     ids = _ids(call, padded_T, padded_S)
     kernel = _kernel(N, (padded_T, padded_S), (T, S), band, (queries, keys), call.logits_soft_cap, interpret)
     sinks = None if call.sinks is None else call.sinks.astype(jnp.float32)
@@ -96,10 +96,10 @@ def _call(call: Call, interpret: bool) -> Array:
     return output[:, :, :T, :Hv].swapaxes(1, 2).astype(call.query.dtype)
 
 
-def _block(length: int, call: Call) -> int:
+def _block(length: int, call: AttentionCall) -> int:
     """Block size for a length; wider heads have smaller blocks."""
     limit = 512 if max(call.query.shape[-1], call.value.shape[-1]) <= LANES else 256
-    return even(length, limit, LANES)
+    return even_block_size(length, limit, LANES)
 
 
 def _padded(x: Array, length: int) -> Array:
@@ -107,18 +107,18 @@ def _padded(x: Array, length: int) -> Array:
     return jnp.pad(x, ((0, 0), (0, 0), (0, length - x.shape[2]), (0, -x.shape[3] % LANES)))
 
 
-def _ids(call: Call, padded_T: int, padded_S: int) -> tuple[Int[Array, 'B T'], Int[Array, 'B S']] | None:
+def _ids(call: AttentionCall, padded_T: int, padded_S: int) -> tuple[Int[Array, 'B T'], Int[Array, 'B S']] | None:
     """Segments, with one of its own for keys after the end; queries after theirs are cut off later."""
     mask, (B, T), S = call.mask, call.query.shape[:2], call.key.shape[1]
     queries, keys, length = mask.query_segment_ids, mask.key_segment_ids, mask.key_value_seq_lengths
-    reaches_end = padded_S > S and T + sanitize.band(mask)[1] > S
+    reaches_end = padded_S > S and T + sanitize.effective_window(mask)[1] > S
     if queries is None and length is None and not reaches_end:
         return None
     queries, keys = (
         jnp.zeros((B, size), jnp.int32) if x is None else jnp.broadcast_to(x, (B, size)).astype(jnp.int32)
         for x, size in ((queries, T), (keys, S))
     )
-    end = jnp.full(B, S) if length is None else sanitize.clipped(length, S)
+    end = jnp.full(B, S) if length is None else sanitize.clip_lengths(length, S)
     nobody = jnp.max(queries, axis=1, keepdims=True) + 1
     keys = jnp.pad(keys, ((0, 0), (0, padded_S - S)))
     keys = jnp.where(jnp.arange(padded_S)[None] < end[:, None], keys, nobody)

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from attnlab.kernels.masks import Mask, as_array
+from attnlab.kernels.masks import Mask, mask_as_array
 
 HIDDEN, PARTIAL, FULL = 0, 1, 2
 
 
-class Grid(NamedTuple):
+class TileGrid(NamedTuple):
     """Block sizes. T and S include the padding to whole blocks."""
 
     T: int
@@ -21,19 +21,19 @@ class Grid(NamedTuple):
     keys: int
 
 
-def even(length: int, limit: int, multiple: int) -> int:
+def even_block_size(length: int, limit: int, multiple: int) -> int:
     """Size of the blocks, a multiple of `multiple`, when a length is cut into the fewest of at most `limit`."""
     return math.ceil(length / math.ceil(length / limit) / multiple) * multiple
 
 
-class Starts(NamedTuple):
+class BlockStarts(NamedTuple):
     """Row number of the first query or key of each block, for a part of a sequence; None: blocks follow from 0 on."""
 
     queries: Int[Array, ' I'] | None = None
     keys: Int[Array, ' J'] | None = None
 
 
-class Table(NamedTuple):
+class TileTable(NamedTuple):
     """kinds: [T / queries, S / keys], HIDDEN, PARTIAL or FULL.  first, after: for each block of queries, the range of
     key blocks outside of which all are hidden."""
 
@@ -42,12 +42,12 @@ class Table(NamedTuple):
     after: Int[Array, ' I']
 
 
-class Tiles(NamedTuple):
+class MaskTiles(NamedTuple):
     """A mask with B = 1 over a grid; i and j are the numbers of a block of queries and of a block of keys."""
 
-    grid: Grid
+    grid: TileGrid
     mask: Mask
-    begin: Starts = Starts()
+    begin: BlockStarts = BlockStarts()
 
     def starts(self, i: Int[Array, '*I'], j: Int[Array, '*J']) -> tuple[Int[Array, '*I'], Int[Array, '*J']]:
         """Row numbers of the first query of block i and of the first key of block j."""
@@ -83,11 +83,11 @@ class Tiles(NamedTuple):
 
     def allowed(self, i: Int[Array, ''], j: Int[Array, '']) -> Bool[Array, '1 #N queries keys']:
         """The pairs of the tile (i, j) that the mask allows."""
-        array = as_array(self.tile(i, j), self.grid.queries, self.grid.keys)
+        array = mask_as_array(self.tile(i, j), self.grid.queries, self.grid.keys)
         assert array is not None  # tiles are masked only where `mask.restrict()`
         return array
 
-    def table(self) -> Table:
+    def table(self) -> TileTable:
         """The kind of each tile, from the extremes of its positions, segments and row numbers.
 
         A HIDDEN tile allows no pair and a FULL tile all pairs; a PARTIAL one may allow any.
@@ -121,7 +121,7 @@ class Tiles(NamedTuple):
         kinds = jnp.where(some, jnp.where(every, FULL, PARTIAL), HIDDEN)
         seen = jnp.any(some, axis=1)
         after = jnp.where(seen, along - jnp.argmax(some[:, ::-1], axis=1), 0)
-        return Table(kinds, jnp.where(seen, jnp.argmax(some, axis=1), 0), after)
+        return TileTable(kinds, jnp.where(seen, jnp.argmax(some, axis=1), 0), after)
 
 
 def _extremes(numbers: Int[Array, '1 L'] | None, starts: Int[Array, ' I'], block: int) -> tuple[Array, Array]:

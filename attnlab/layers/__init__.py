@@ -1,6 +1,6 @@
 """Flax modules over the kernels."""
 
 from attnlab.layers.multihead import MultiHeadAttention, attention_fn
-from attnlab.layers.positions import Rotary
+from attnlab.layers.positions import RotaryEncoding
 
-__all__ = ['MultiHeadAttention', 'Rotary', 'attention_fn']
+__all__ = ['MultiHeadAttention', 'RotaryEncoding', 'attention_fn']

@@ -11,22 +11,22 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from attnlab.configs.block import BlockConfig
-from attnlab.kernels import axes
-from attnlab.kernels.axes import spread
-from attnlab.kernels.masks import Mask, window
-from attnlab.layers.experts import Experts
-from attnlab.layers.mixers import CausalConvolution, Recurrence
+from attnlab.kernels import mesh_axes
+from attnlab.kernels.masks import Mask, window_mask
+from attnlab.kernels.mesh_axes import shard_rows
+from attnlab.layers.experts import MixtureOfExperts
+from attnlab.layers.mixers import CausalConvolution, RecurrentMixer
 from attnlab.layers.mlp import MLP
 from attnlab.layers.multihead import MultiHeadAttention
-from attnlab.layers.positions import NoPositions, PositionEncoding
+from attnlab.layers.positions import NoEncoding, PositionEncoding
 
 
-def dtype_of(config: BlockConfig) -> Any:
+def compute_dtype(config: BlockConfig) -> Any:
     """The dtype of the computation; None for float32, where Flax takes that of inputs and parameters."""
     return None if config.dtype == 'float32' else jnp.dtype(config.dtype)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """One block: attention, then an MLP or experts, each added to what came in (Vaswani et al. 2017, section 3.1).
 
     encoding: positions in the self-attention.
@@ -92,7 +92,7 @@ class Block(nn.Module):
         if config.layer_drop and not deterministic:
             stays = jax.random.bernoulli(self.make_rng('dropout'), 1.0 - drop_rate, (x.shape[0], 1, 1))
             x = block_input + jnp.where(stays, (x - block_input) / (1.0 - drop_rate), 0.0).astype(x.dtype)
-        return spread(x), aux
+        return shard_rows(x), aux
 
     def _mixer(self) -> Callable[[Array, Mask, Array | None, bool], Array]:
         """The layer that mixes tokens, as a function of (x, mask, token_mask, deterministic)."""
@@ -102,17 +102,17 @@ class Block(nn.Module):
                 return self._attend
             case 'convolution':
                 layer = CausalConvolution(
-                    config.taps, config.use_bias, self._starts()['out_init'], dtype_of(config), self.cache_length > 0,
+                    config.taps, config.use_bias, self._starts()['out_init'], compute_dtype(config), self.cache_length > 0,
                     name='convolution',
                 )  # fmt: skip
             case 'gru' | 'lstm' as kind:
-                layer = Recurrence(kind, self.cache_length > 0, name='recurrence')
+                layer = RecurrentMixer(kind, self.cache_length > 0, name='recurrence')
         return lambda x, mask, token_mask, deterministic: layer(x, mask.query_segment_ids, token_mask)
 
     def _attend(self, x: Array, mask: Mask, token_mask: Array | None, deterministic: bool) -> Array:
         config = self.config
         if config.window:
-            mask = mask & window(config.window, 0)
+            mask = mask & window_mask(config.window, 0)
         T = x.shape[1]
         lengths, positions = (T, self.cache_length or T), (mask.query_positions, mask.key_positions)
         bias = self.encoding.bias(config.heads, lengths, positions, not mask.is_causal)
@@ -124,8 +124,8 @@ class Block(nn.Module):
         return MultiHeadAttention(
             config.heads, config.kv_heads or None, config.head_width or None, use_bias=config.use_bias,
             qk_norm=None if config.qk_norm == 'none' else config.qk_norm,
-            encoding=self.encoding if name == 'attention' else NoPositions(), sinks=config.sinks,
-            dropout_rate=config.attention_dropout, dtype=dtype_of(config),
+            encoding=self.encoding if name == 'attention' else NoEncoding(), sinks=config.sinks,
+            dropout_rate=config.attention_dropout, dtype=compute_dtype(config),
             implementation=None if config.implementation == 'auto' else config.implementation,
             cache_length=self.cache_length, name=name, **self._starts(),
         )  # fmt: skip
@@ -133,12 +133,12 @@ class Block(nn.Module):
     def _feed(self) -> Any:
         config = self.config
         common: dict[str, Any] = dict(
-            kind=config.mlp, features=config.mlp_width or None, use_bias=config.use_bias, dtype=dtype_of(config),
+            kind=config.mlp, features=config.mlp_width or None, use_bias=config.use_bias, dtype=compute_dtype(config),
             **self._starts(),
         )
         if not config.experts:
             return MLP(name='mlp', **common)
-        return Experts(
+        return MixtureOfExperts(
             experts=config.experts, active=config.active, capacity_factor=config.capacity_factor or None,
             shared=config.shared_expert,
             order='token',  # in the order of choices, a later token could take an earlier one's second slot
@@ -158,17 +158,17 @@ class Block(nn.Module):
 
 def _norm(config: BlockConfig, name: str) -> nn.Module:
     if config.norm == 'rms':
-        return nn.RMSNorm(epsilon=1e-6, dtype=dtype_of(config), name=name)
-    return nn.LayerNorm(epsilon=1e-5, use_bias=config.use_bias, dtype=dtype_of(config), name=name)
+        return nn.RMSNorm(epsilon=1e-6, dtype=compute_dtype(config), name=name)
+    return nn.LayerNorm(epsilon=1e-5, use_bias=config.use_bias, dtype=compute_dtype(config), name=name)
 
 
-class Stack(nn.Module):
+class TransformerStack(nn.Module):
     """The blocks of a model, and a norm after the last one unless the order is 'post'.
 
     With `scan` they are one compiled loop over stacked parameters [L, ...], and the program does not grow with L; the
     cache is stacked behind the batch, [B, L, ...].  `remat` is what the backward pass computes again: 'none', 'full'
     (all of a block) or 'dots' (all but the results of matrix products).
-    encoding, cross, cache_length: as in `Block`.
+    encoding, cross, cache_length: as in `TransformerBlock`.
     """
 
     config: BlockConfig
@@ -187,7 +187,7 @@ class Stack(nn.Module):
         memory_mask: Mask | None = None,
     ) -> tuple[Float[Array, 'B T D'], dict[str, Array]]:
         """x after all blocks, and `aux` of each, [L]."""
-        block, x = self._remat(Block), spread(x)
+        block, x = self._remat(TransformerBlock), shard_rows(x)
         common = mask, token_mask, deterministic, memory, memory_mask
         fields: Any = dict(
             config=self.config, encoding=self.encoding, cross=self.cross, cache_length=self.cache_length
@@ -201,7 +201,7 @@ class Stack(nn.Module):
                 check_constancy_invariants=self.is_initializing(),  # as in `attnlab.layers.recurrent`
             )  # fmt: skip
             # The type that x has after a block inside of jax.shard_map.
-            x = axes.vary(x, mask, token_mask, memory, memory_mask, self.variables)
+            x = mesh_axes.match_varying_axes(x, mask, token_mask, memory, memory_mask, self.variables)
             x, aux = blocks(**fields, name='blocks')(x, *common, jnp.asarray(rates))
         else:
             by_layer = []

@@ -12,14 +12,21 @@ from flax.linen.dtypes import promote_dtype
 from flax.linen.linear import default_kernel_init
 from jaxtyping import Array, Bool, Float
 
-from attnlab.kernels.mixture import mixture
-from attnlab.kernels.routing import Order, Routing, capacity, route
-from attnlab.layers.mlp import MLP, check_fields, hidden, hidden_width, names_into, uses_bias
+from attnlab.kernels.mixture import mixture_of_experts
+from attnlab.kernels.routing import Routing, RoutingOrder, expert_capacity, route_tokens
+from attnlab.layers.mlp import (
+    MLP,
+    check_mlp_fields,
+    default_mlp_width,
+    hidden_activations,
+    input_kernel_names,
+    resolve_use_bias,
+)
 
-Host = Array | np.ndarray
+AnyArray = Array | np.ndarray
 
 
-class Experts(nn.Module):
+class MixtureOfExperts(nn.Module):
     """sum_a weight_a MLP_(expert_a)(x), over the experts that a linear router picks (Shazeer et al. 2017, section 2).
 
     Parameters: `router` kernel [D, E]; those of `attnlab.layers.mlp.MLP` with an axis in front, `up` and `gate` kernels
@@ -45,7 +52,7 @@ class Experts(nn.Module):
     features: int | None = None
     use_bias: bool | None = None
     capacity_factor: float | None = None
-    order: Order = 'choice'
+    order: RoutingOrder = 'choice'
     renormalised: bool = True
     shared: bool = False
     dropout_rate: float = 0.0
@@ -56,7 +63,7 @@ class Experts(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Host, 'B T D'], mask: Bool[Host, 'B T'] | None = None, *, deterministic: bool = True
+        self, x: Float[AnyArray, 'B T D'], mask: Bool[AnyArray, 'B T'] | None = None, *, deterministic: bool = True
     ) -> tuple[Float[Array, 'B T D'], dict[str, Float[Array, '']]]:
         """The output [B, T, D], zero for padding, and losses and statistics over real tokens only.
 
@@ -77,7 +84,7 @@ class Experts(nn.Module):
         token_mask = None if mask is None else jnp.asarray(mask)
         if token_mask is not None:
             x = jnp.where(token_mask[..., None], x, 0)  # NaN there would come back in the gradients of parameters
-        routing = route(
+        routing = route_tokens(
             self._logits(x), self.active, token_mask, capacity=self._capacity(x.shape[1], token_mask), order=self.order,
             renormalised=self.renormalised,
         )  # fmt: skip
@@ -100,7 +107,7 @@ class Experts(nn.Module):
     def _capacity(self, T: int, token_mask: Array | None) -> int | Array | None:
         if (factor := self.capacity_factor) is None:
             return None
-        at = lambda tokens: capacity(tokens, self.experts, self.active, factor)
+        at = lambda tokens: expert_capacity(tokens, self.experts, self.active, factor)
         if token_mask is None:
             return at(T)
         return jnp.asarray([at(tokens) for tokens in range(T + 1)])[jnp.sum(token_mask, axis=1)]
@@ -108,13 +115,13 @@ class Experts(nn.Module):
     def _served(self, x: Array, routing: Routing, deterministic: bool) -> Array:
         """[B, T, D], the weighted sum of the outputs of the experts that were chosen."""
         (B, T, D), A = x.shape, self.active
-        F = hidden_width(self.kind, D) if self.features is None else self.features
+        F = default_mlp_width(self.kind, D) if self.features is None else self.features
 
         def matrix(name: str, rows: int, columns: int, init: Callable[..., Array]) -> tuple[Array, Array | None]:
-            bias = uses_bias(self.kind, self.use_bias)
-            return ExpertsMatrix((self.experts, rows, columns), bias, self.param_dtype, init, name=name)()
+            bias = resolve_use_bias(self.kind, self.use_bias)
+            return ExpertKernels((self.experts, rows, columns), bias, self.param_dtype, init, name=name)()
 
-        matrices = {name: matrix(name, D, F, self.kernel_init) for name in names_into(self.kind)}
+        matrices = {name: matrix(name, D, F, self.kernel_init) for name in input_kernel_names(self.kind)}
         matrices['down'] = matrix('down', F, D, self.out_init)
         leaves, tree = jax.tree.flatten(matrices)
         x, *leaves = promote_dtype(x, *leaves, dtype=self.dtype)
@@ -122,8 +129,13 @@ class Experts(nn.Module):
         if self.dropout_rate and not deterministic:
             # Drawn by token and choice, not by place, which is another on other devices.
             keep = jax.random.bernoulli(self.make_rng('dropout'), 1.0 - self.dropout_rate, (B, T, A, F))
-        return mixture(
-            x, routing, jax.tree.unflatten(tree, leaves), partial(hidden, self.kind), keep=keep, rate=self.dropout_rate
+        return mixture_of_experts(
+            x,
+            routing,
+            jax.tree.unflatten(tree, leaves),
+            partial(hidden_activations, self.kind),
+            keep=keep,
+            rate=self.dropout_rate,
         )
 
     def _shared(self, x: Array, token_mask: Array | None, deterministic: bool) -> Array:
@@ -134,8 +146,8 @@ class Experts(nn.Module):
         output = mlp(x, deterministic=deterministic)
         return output if token_mask is None else jnp.where(token_mask[..., None], output, 0)
 
-    def _check(self, x: Host, mask: Host | None) -> None:
-        check_fields(self.kind, self.features, self.dropout_rate)
+    def _check(self, x: AnyArray, mask: AnyArray | None) -> None:
+        check_mlp_fields(self.kind, self.features, self.dropout_rate)
         if self.experts < 1:
             raise ValueError(f'experts is {self.experts}; expected a positive number')
         if x.ndim != 3:
@@ -145,7 +157,7 @@ class Experts(nn.Module):
             raise ValueError(f'mask has {came}; expected [B, T] = {x.shape[:2]} booleans')
 
 
-class ExpertsMatrix(nn.Module):
+class ExpertKernels(nn.Module):
     """The kernel [E, rows, columns] of as many `flax.linen.Dense`, each initialised on its own, and their biases
     [E, columns], or None."""
 

@@ -13,7 +13,7 @@ from flax.linen.dtypes import promote_dtype
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.kernels.convolution import sliding_convolution
-from attnlab.layers.recurrent import Kind, Recurrent
+from attnlab.layers.recurrent import CellKind, RecurrentLayer
 
 
 class CausalConvolution(nn.Module):
@@ -60,13 +60,13 @@ class CausalConvolution(nn.Module):
         return jnp.take_along_axis(y, jnp.argsort(order, axis=1)[..., None], axis=1)
 
 
-class Recurrence(nn.Module):
-    """A recurrent layer D -> D, from the first token to the last: parameters of `attnlab.layers.recurrent.Cell`.
+class RecurrentMixer(nn.Module):
+    """A recurrent layer D -> D, from the first token to the last: parameters of `attnlab.layers.recurrent.RecurrentCell`.
 
     It computes in float32 or wider: a narrower state would be rounded at every token.
     """
 
-    kind: Kind
+    kind: CellKind
     cache: bool = False
 
     @nn.compact
@@ -79,7 +79,7 @@ class Recurrence(nn.Module):
         """x [B, T, D]: the same shape.  token_mask: the tokens that change the state, None: all."""
         D = x.shape[-1]
         mask = jnp.ones(x.shape[:2], bool) if token_mask is None else token_mask
-        layer = Recurrent(self.kind, D, name='layer')
+        layer = RecurrentLayer(self.kind, D, name='layer')
         came, x = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if not self.cache:
             starts = None

@@ -11,17 +11,17 @@ import numpy as np
 from flax.linen.linear import default_kernel_init
 from jaxtyping import Array, Float
 
-from attnlab.kernels.call import check_rate
+from attnlab.kernels.call import check_dropout_rate
 
-Host = Array | np.ndarray
+AnyArray = Array | np.ndarray
 
 
 _GELU, _GELU_TANH = (functools.partial(jax.nn.gelu, approximate=approximate) for approximate in (False, True))
-PLAIN = {'relu': jax.nn.relu, 'gelu': _GELU, 'gelu_tanh': _GELU_TANH}
-GATED = {'swiglu': jax.nn.silu, 'geglu': _GELU, 'reglu': jax.nn.relu}
+PLAIN_ACTIVATIONS = {'relu': jax.nn.relu, 'gelu': _GELU, 'gelu_tanh': _GELU_TANH}
+GATED_ACTIVATIONS = {'swiglu': jax.nn.silu, 'geglu': _GELU, 'reglu': jax.nn.relu}
 
 
-def hidden_width(kind: str, D: int) -> int:
+def default_mlp_width(kind: str, D: int) -> int:
     """F for a model of width D: 4 D, or for a gated kind 8 D / 3 rounded up to a multiple of 8.
 
     So both have as many parameters (Shazeer 2020, section 3.1) but for rounding and biases: within 1 % at widths from
@@ -31,26 +31,26 @@ def hidden_width(kind: str, D: int) -> int:
       ValueError: for a kind that is not known.
     """
     _check_kind(kind)
-    return 8 * -(-D // 3) if kind in GATED else 4 * D
+    return 8 * -(-D // 3) if kind in GATED_ACTIVATIONS else 4 * D
 
 
-def uses_bias(kind: str, use_bias: bool | None) -> bool:
+def resolve_use_bias(kind: str, use_bias: bool | None) -> bool:
     """Unless asked, gated kinds have no biases (Shazeer 2020, equation 5) and the others do."""
-    return kind not in GATED if use_bias is None else use_bias
+    return kind not in GATED_ACTIVATIONS if use_bias is None else use_bias
 
 
-def names_into(kind: str) -> tuple[str, ...]:
+def input_kernel_names(kind: str) -> tuple[str, ...]:
     """Of the matrices that lead into the hidden activations."""
     _check_kind(kind)
-    return ('up', 'gate') if kind in GATED else ('up',)
+    return ('up', 'gate') if kind in GATED_ACTIVATIONS else ('up',)
 
 
-def hidden(kind: str, project: Callable[[str], Array]) -> Array:
+def hidden_activations(kind: str, project: Callable[[str], Array]) -> Array:
     """The hidden activations from the products `project` gives for 'up' and, for a gated kind, 'gate'."""
     _check_kind(kind)
-    if kind in PLAIN:
-        return PLAIN[kind](project('up'))
-    return GATED[kind](project('gate')) * project('up')
+    if kind in PLAIN_ACTIVATIONS:
+        return PLAIN_ACTIVATIONS[kind](project('up'))
+    return GATED_ACTIVATIONS[kind](project('gate')) * project('up')
 
 
 class MLP(nn.Module):
@@ -60,7 +60,7 @@ class MLP(nn.Module):
 
     kind: 'relu'; 'gelu', with the exact normal distribution function, as in PyTorch and BERT; 'gelu_tanh', with its
       approximation by tanh, as in GPT-2 and flax; gated: 'swiglu' (SiLU), 'geglu' (exact GELU), 'reglu' (ReLU).
-    features: F; `hidden_width` if None.
+    features: F; `default_mlp_width` if None.
     use_bias: if None, unless gated.
     dropout_rate: of the hidden activations; what a block does to the output is the block's.
     dtype: of the computation, that of inputs and parameters if None.
@@ -77,35 +77,35 @@ class MLP(nn.Module):
     out_init: Callable[..., Array] = default_kernel_init
 
     @nn.compact
-    def __call__(self, x: Float[Host, '*B D'], *, deterministic: bool = True) -> Float[Array, '*B D']:
+    def __call__(self, x: Float[AnyArray, '*B D'], *, deterministic: bool = True) -> Float[Array, '*B D']:
         """x [..., D]: the same shape.  Unless deterministic, dropout draws from the `dropout` stream of rngs.
 
         Raises:
           ValueError: for a kind, width or rate that does not exist, naming what came and what was expected.
         """
-        check_fields(self.kind, self.features, self.dropout_rate)
+        check_mlp_fields(self.kind, self.features, self.dropout_rate)
         D = x.shape[-1]
-        F = hidden_width(self.kind, D) if self.features is None else self.features
+        F = default_mlp_width(self.kind, D) if self.features is None else self.features
 
         def dense(name: str, features: int, init: Callable[..., Array]) -> nn.Dense:
             return nn.Dense(
-                features, uses_bias(self.kind, self.use_bias), dtype=self.dtype, param_dtype=self.param_dtype,
+                features, resolve_use_bias(self.kind, self.use_bias), dtype=self.dtype, param_dtype=self.param_dtype,
                 kernel_init=init, name=name,
             )  # fmt: skip
 
-        inside = hidden(self.kind, lambda name: dense(name, F, self.kernel_init)(x))
+        inside = hidden_activations(self.kind, lambda name: dense(name, F, self.kernel_init)(x))
         inside = nn.Dropout(self.dropout_rate, deterministic=deterministic)(inside)
         return dense('down', D, self.out_init)(inside)
 
 
-def check_fields(kind: str, features: int | None, rate: float) -> None:
+def check_mlp_fields(kind: str, features: int | None, rate: float) -> None:
     """Raises ValueError for a kind, width or rate that does not exist, used or not."""
     _check_kind(kind)
     if features is not None and features < 1:
         raise ValueError(f'features is {features}; expected a positive number')
-    check_rate(rate)
+    check_dropout_rate(rate)
 
 
 def _check_kind(kind: str) -> None:
-    if kind not in (kinds := PLAIN | GATED):
+    if kind not in (kinds := PLAIN_ACTIVATIONS | GATED_ACTIVATIONS):
         raise ValueError(f'kind is {kind!r}; expected one of {", ".join(map(repr, kinds))}')

@@ -14,12 +14,12 @@ from flax.linen.linear import default_kernel_init
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attnlab.kernels.attention import dot_product_attention
-from attnlab.kernels.call import check_rate
-from attnlab.kernels.masks import Mask, integers
+from attnlab.kernels.call import check_dropout_rate
+from attnlab.kernels.masks import Mask, widen_integers
 from attnlab.kernels.norms import l2_norm, rms_norm
-from attnlab.layers.positions import NoPositions, PositionEncoding
+from attnlab.layers.positions import NoEncoding, PositionEncoding
 
-Host = Array | np.ndarray
+AnyArray = Array | np.ndarray
 
 
 class HeadNorm(nn.Module):
@@ -63,7 +63,7 @@ class MultiHeadAttention(nn.Module):
     out_features: int | None = None
     use_bias: bool = True
     qk_norm: Literal['l2', 'rms'] | None = None
-    encoding: PositionEncoding = NoPositions()
+    encoding: PositionEncoding = NoEncoding()
     sinks: bool = False
     dropout_rate: float = 0.0
     dtype: Any = None
@@ -77,12 +77,12 @@ class MultiHeadAttention(nn.Module):
     @nn.compact
     def __call__(
         self,
-        queries: Float[Host, '*B T D'],
-        keys: Float[Host, '*B S C'] | None = None,
+        queries: Float[AnyArray, '*B T D'],
+        keys: Float[AnyArray, '*B S C'] | None = None,
         *,
-        mask: Bool[Host, '... #N #T #S'] | Mask | None = None,
-        bias: Float[Host, '... #N #T #S'] | None = None,
-        positions: Int[Host, '#B T'] | None = None,
+        mask: Bool[AnyArray, '... #N #T #S'] | Mask | None = None,
+        bias: Float[AnyArray, '... #N #T #S'] | None = None,
+        positions: Int[AnyArray, '#B T'] | None = None,
         deterministic: bool = True,
         return_weights: bool = False,
     ) -> Float[Array, '*B T out'] | tuple[Array, Array]:
@@ -118,7 +118,7 @@ class MultiHeadAttention(nn.Module):
         here, there = _positions(mask, positions)
         query = self.encoding.rotate(query, here)
 
-        def project(memory: Host, at: Host | None) -> tuple[Array, Array]:
+        def project(memory: AnyArray, at: AnyArray | None) -> tuple[Array, Array]:
             key, _ = self._normed(dense((K, H), name='key')(memory), 'key')
             return self.encoding.rotate(key, at), dense((K, H), name='value')(memory)
 
@@ -175,11 +175,11 @@ class MultiHeadAttention(nn.Module):
         """Keys and values of a memory that all calls attend to: with a cache, as they were in the first one."""
         return self.variable('cache', 'cached_memory', project).value if self.cache_length else project()
 
-    def _remembered(self, key: Array, value: Array, at: Host | None) -> tuple[Array, Array]:
+    def _remembered(self, key: Array, value: Array, at: AnyArray | None) -> tuple[Array, Array]:
         """All keys and values up to these [B, S, K, H], which go into the slots `at` [B, T]."""
         if at is None:
             raise ValueError('a cache needs to know where queries stand; expected query_positions in the rules of mask')
-        at = integers('query_positions', at)
+        at = widen_integers('query_positions', at)
         slots = jnp.where(at < 0, self.cache_length, at)  # a negative one would count from the end
         row = jnp.arange(key.shape[0])[:, None]
 
@@ -191,7 +191,7 @@ class MultiHeadAttention(nn.Module):
 
         return kept('cached_key', key), kept('cached_value', value)
 
-    def _check(self, queries: Host, keys: Host | None) -> None:
+    def _check(self, queries: AnyArray, keys: AnyArray | None) -> None:
         """Raises ValueError for heads and widths that make no head, and for inputs of another rank or batch."""
         for name in ('heads', 'kv_heads', 'head_width', 'out_features'):
             size = getattr(self, name)
@@ -213,7 +213,7 @@ def attention_fn(
     key: Float[Array, '*B S K H'],
     value: Float[Array, '*B S K Hv'],
     bias: Float[Array, '...'] | None = None,
-    mask: Shaped[Host, '...'] | None = None,
+    mask: Shaped[AnyArray, '...'] | None = None,
     broadcast_dropout: bool = True,
     dropout_rng: Array | None = None,
     dropout_rate: float = 0.0,
@@ -273,7 +273,7 @@ def attention_fn(
     return output.reshape(*lead, *output.shape[1:])
 
 
-def _one_batch_axis(name: str, x: Host | None, lead: tuple[int, ...]) -> Array | None:
+def _one_batch_axis(name: str, x: AnyArray | None, lead: tuple[int, ...]) -> Array | None:
     """[#B, #N, #T, #S] of what broadcasts to [*lead, N, T, S], axes in front missing or of size one."""
     if x is None:
         return None
@@ -289,7 +289,7 @@ def _one_batch_axis(name: str, x: Host | None, lead: tuple[int, ...]) -> Array |
     return x.reshape(math.prod(x.shape[: len(lead)]), *pairs)
 
 
-def _positions(mask: Host | Mask | None, positions: Host | None) -> tuple[Host | None, Host | None]:
+def _positions(mask: AnyArray | Mask | None, positions: AnyArray | None) -> tuple[AnyArray | None, AnyArray | None]:
     """Where queries and keys stand, as given or as the rules say; None for their row and column numbers."""
     if positions is not None:
         return positions, positions
@@ -298,7 +298,7 @@ def _positions(mask: Host | Mask | None, positions: Host | None) -> tuple[Host |
 
 def _rate(rate: float, deterministic: bool) -> float:
     """The rate to drop at.  One out of range is refused even where nothing is dropped."""
-    check_rate(rate)
+    check_dropout_rate(rate)
     return 0.0 if deterministic else rate
 
 

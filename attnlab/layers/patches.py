@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
-from attnlab.kernels.patches import grid_of, halved, patchify
+from attnlab.kernels.patches import max_pool_by_two, patch_grid, patchify
 
-Form = Literal['product', 'convolution']
+PatchEmbeddingForm = Literal['product', 'convolution']
 
 
 class PatchEmbedding(nn.Module):
@@ -23,14 +23,14 @@ class PatchEmbedding(nn.Module):
 
     features: int
     patch: tuple[int, int]
-    form: Form = 'product'
+    form: PatchEmbeddingForm = 'product'
     dtype: Any = None
     kernel_init: Any = nn.initializers.lecun_normal()
 
     @nn.compact
     def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B T D']:
         """Images [B, H, W, C]: tokens [B, T, D], row by row.  ValueError for patches that do not divide them."""
-        grid_of(images.shape[1:3], self.patch)
+        patch_grid(images.shape[1:3], self.patch)
         flat = lambda shape: (shape[0] * shape[1] * shape[2], shape[3])
         start = lambda key, shape, dtype: self.kernel_init(key, flat(shape), dtype).reshape(shape)
         kernel = self.param('kernel', start, (*self.patch, images.shape[-1], self.features), jnp.float32)
@@ -48,7 +48,7 @@ class PatchEmbedding(nn.Module):
         return tokens + bias[None, None]
 
 
-class ConvolutionalTokens(nn.Module):
+class ConvolutionalTokenizer(nn.Module):
     """The tokenizer of the compact convolutional Transformer (Hassani et al. 2021, section 3.3).
 
     Each layer is a convolution of 3 x 3 without bias, a ReLU, and the maximum over 3 x 3 at every second place, so that
@@ -68,19 +68,19 @@ class ConvolutionalTokens(nn.Module):
                 features, (3, 3), padding=1, use_bias=False, dtype=self.dtype,
                 kernel_init=nn.initializers.kaiming_normal(), name=f'convolution_{layer}',
             )(x)  # fmt: skip
-            x = halved(nn.relu(x))  # the other way round is the same, and its gradient slower on a CPU
+            x = max_pool_by_two(nn.relu(x))  # the other way round is the same, and its gradient slower on a CPU
         return x.reshape(len(x), -1, self.features)
 
 
-def tokens_grid(image: tuple[int, int], layers: int) -> tuple[int, int]:
-    """(rows, columns) of the tokens that so many layers of `ConvolutionalTokens` make of an image (height, width)."""
+def tokenizer_grid(image: tuple[int, int], layers: int) -> tuple[int, int]:
+    """(rows, columns) of the tokens that so many layers of `ConvolutionalTokenizer` make of an image (height, width)."""
     rows, columns = image
     for _ in range(layers):
         rows, columns = -(-rows // 2), -(-columns // 2)
     return rows, columns
 
 
-class AttentionPool(nn.Module):
+class AttentionPooling(nn.Module):
     """softmax(x w)-weighted mean of the tokens: the sequence pooling of Hassani et al. 2021, section 3.2."""
 
     @nn.compact

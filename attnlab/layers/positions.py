@@ -15,9 +15,14 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from attnlab.configs.block import BlockConfig, TextConfig
-from attnlab.kernels.masks import Mask, causal
-from attnlab.kernels.positions import alibi_slopes, relative_buckets, sinusoidal, sinusoidal_2d
-from attnlab.kernels.rotary import Layout, Scaling, rotary, rotary_2d
+from attnlab.kernels.masks import Mask, causal_mask
+from attnlab.kernels.positions import (
+    alibi_slopes,
+    relative_position_buckets,
+    sinusoidal_encoding,
+    sinusoidal_encoding_2d,
+)
+from attnlab.kernels.rotary import RotaryLayout, RotaryScaling, rotary_encoding, rotary_encoding_2d
 
 Grid = tuple[int, int]
 """(rows, columns) of the tokens of an image, which are in row-major order."""
@@ -36,10 +41,10 @@ class PositionEncoding:
       such as a class token, have no place in it.
     """
 
-    on_grid: ClassVar[bool] = False
+    supports_images: ClassVar[bool] = False
     """Whether there is a form for images."""
 
-    in_attention: ClassVar[bool] = False
+    acts_in_attention: ClassVar[bool] = False
     """Whether the encoding acts in attention, so that other mixers cannot have it."""
 
     grid: Grid | None = dataclasses.field(default=None, kw_only=True)
@@ -86,20 +91,20 @@ class PositionEncoding:
         return None
 
 
-class NoPositions(PositionEncoding):
+class NoEncoding(PositionEncoding):
     """No positions: the order of tokens shows in a causal mask alone, and on a grid not at all."""
 
-    on_grid = True
+    supports_images = True
 
 
 @dataclasses.dataclass(frozen=True)
-class Learned(PositionEncoding):
+class LearnedEncoding(PositionEncoding):
     """A table of codes that are added to the embeddings.
 
     size: rows of the table; with a grid it has one for each token.
     """
 
-    on_grid = True
+    supports_images = True
 
     size: int = 0
 
@@ -115,40 +120,40 @@ class Learned(PositionEncoding):
         self, x: Float[Array, 'B T D'], positions: Positions | None = None, prefix: int = 0
     ) -> Float[Array, '#B length D'] | None:
         length, D = prefix + x.shape[1], x.shape[2]
-        table = LearnedPositions(length if self.grid else self.size, D, name='positions')
+        table = PositionTable(length if self.grid else self.size, D, name='positions')
         return table(length)[None] if positions is None else table(positions)
 
 
 @dataclasses.dataclass(frozen=True)
-class Sinusoidal(PositionEncoding):
+class SinusoidalEncoding(PositionEncoding):
     """Sines and cosines that are added to the embeddings (Vaswani et al. 2017); half of them for rows on a grid."""
 
-    on_grid = True
+    supports_images = True
 
     def codes(
         self, x: Float[Array, 'B T D'], positions: Positions | None = None, prefix: int = 0
     ) -> Float[Array, '#B length D'] | None:
         T, D = x.shape[1:]
         if self.grid is None:
-            return sinusoidal(jnp.arange(T)[None] if positions is None else positions, D)
-        codes = sinusoidal_2d(*self.grid, D).astype(x.dtype)
+            return sinusoidal_encoding(jnp.arange(T)[None] if positions is None else positions, D)
+        codes = sinusoidal_encoding_2d(*self.grid, D).astype(x.dtype)
         return jnp.concatenate([jnp.zeros((prefix, D), x.dtype), codes])[None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Rotary(PositionEncoding):
+class RotaryEncoding(PositionEncoding):
     """Queries and keys turn by their positions (Su et al. 2021); on a grid, half of the channels turn by the row.
 
-    The fields are those of `attnlab.kernels.rotary.rotary`; on a grid, `rotary_2d` has a base and a layout alone.
+    The fields are those of `attnlab.kernels.rotary.rotary_encoding`; on a grid, `rotary_2d` has a base and a layout alone.
     """
 
-    on_grid = True
-    in_attention = True
+    supports_images = True
+    acts_in_attention = True
 
     base: float = 10000.0
-    layout: Layout = 'half'
+    layout: RotaryLayout = 'half'
     fraction: float = 1.0
-    scaling: Scaling | None = None
+    scaling: RotaryScaling | None = None
 
     @classmethod
     def from_config(cls, config: BlockConfig, grid: Grid | None) -> PositionEncoding:
@@ -157,33 +162,33 @@ class Rotary(PositionEncoding):
     def rotate(self, x: Float[Array, 'B T N H'], positions: Positions | None = None) -> Float[Array, 'B T N H']:
         if self.grid is None:
             positions = jnp.arange(x.shape[1]) if positions is None else positions
-            return rotary(
+            return rotary_encoding(
                 x, positions, base=self.base, layout=self.layout, fraction=self.fraction, scaling=self.scaling
             )
         rows, columns = self.grid
         prefix = x.shape[1] - rows * columns
-        turned = rotary_2d(x[:, prefix:], rows, columns, base=self.base, layout=self.layout)
+        turned = rotary_encoding_2d(x[:, prefix:], rows, columns, base=self.base, layout=self.layout)
         return jnp.concatenate([x[:, :prefix], turned], axis=1) if prefix else turned
 
 
 @dataclasses.dataclass(frozen=True)
-class Alibi(PositionEncoding):
+class AlibiEncoding(PositionEncoding):
     """Attention logits that fall linearly with the distance, by a slope for each head (Press et al. 2022)."""
 
-    in_attention = True
+    acts_in_attention = True
 
     def slopes(self, heads: int) -> Float[Array, ' N'] | None:
         return alibi_slopes(heads)
 
 
 @dataclasses.dataclass(frozen=True)
-class Relative(PositionEncoding):
+class RelativeEncoding(PositionEncoding):
     """A learned bias of the distance (Raffel et al. 2020): a table `relative_bias` in each layer, where they share one.
 
-    buckets, max_distance: as in `attnlab.kernels.positions.relative_buckets`.
+    buckets, max_distance: as in `attnlab.kernels.positions.relative_position_buckets`.
     """
 
-    in_attention = True
+    acts_in_attention = True
 
     buckets: int = 32
     max_distance: int = 128
@@ -198,11 +203,11 @@ class Relative(PositionEncoding):
         queries, keys = (
             jnp.arange(length)[None] if at is None else at for length, at in zip(lengths, positions, strict=True)
         )
-        bias = RelativeBias(heads, self.buckets, self.max_distance, bidirectional, name='relative_bias')
+        bias = RelativePositionBias(heads, self.buckets, self.max_distance, bidirectional, name='relative_bias')
         return bias(queries, keys)
 
 
-class AddedPositions(nn.Module):
+class AddPositionEmbeddings(nn.Module):
     """Embeddings plus the codes of an encoding; parameters of the encoding are those of this module."""
 
     encoding: PositionEncoding
@@ -213,7 +218,7 @@ class AddedPositions(nn.Module):
         return x if codes is None else x + codes
 
 
-class LearnedPositions(nn.Module):
+class PositionTable(nn.Module):
     """A table [size, D], one learned row a position (Gehring et al. 2017; Devlin et al. 2019; Dosovitskiy et al. 2021).
 
     For a grid of rows x columns tokens, size is rows * columns and token t, in row t // columns and column
@@ -248,7 +253,7 @@ class LearnedPositions(nn.Module):
         return table.at[positions].get(mode='fill', fill_value=jnp.nan, wrap_negative_indices=False)
 
 
-class RelativeBias(nn.Module):
+class RelativePositionBias(nn.Module):
     """One learned number a head and bucket of distances (Raffel et al. 2020, section 2.1), as the bias of attention.
 
     It is an array of T S N numbers; ALiBi and rotary positions take no such memory.
@@ -264,7 +269,7 @@ class RelativeBias(nn.Module):
         self, query_positions: Int[ArrayLike, '*#B T'], key_positions: Int[ArrayLike, '*#B S']
     ) -> Float[Array, 'b N T S']:
         """Positions [T] and [S] give [1, N, T, S], positions [B, T] and [B, S] give [B, N, T, S]."""
-        bucket = relative_buckets(
+        bucket = relative_position_buckets(
             query_positions, key_positions,
             buckets=self.buckets, max_distance=self.max_distance, bidirectional=self.bidirectional,
         )  # fmt: skip
@@ -281,7 +286,7 @@ def _check_range(positions: np.ndarray, size: int) -> None:
         raise ValueError(f'position {outside[0]} is outside the position table; expected 0 .. {size - 1}')
 
 
-class Past(nn.Module):
+class CachePositions(nn.Module):
     """Positions of new tokens, which continue after the `length` [B] tokens already in the cache."""
 
     cache_length: int
@@ -293,31 +298,31 @@ class Past(nn.Module):
         after = length.value[:, None] + jnp.cumsum(token_mask, axis=1, dtype=jnp.int32)
         positions = jnp.where(token_mask, after - 1, -1)
         length.value = length.value + jnp.sum(token_mask, axis=1, dtype=jnp.int32)
-        return causal(positions, jnp.arange(self.cache_length)[None])
+        return causal_mask(positions, jnp.arange(self.cache_length)[None])
 
 
 ENCODINGS: dict[str, type[PositionEncoding]] = {
-    'learned': Learned,
-    'sinusoidal': Sinusoidal,
-    'rotary': Rotary,
-    'alibi': Alibi,
-    'relative': Relative,
-    'none': NoPositions,
+    'learned': LearnedEncoding,
+    'sinusoidal': SinusoidalEncoding,
+    'rotary': RotaryEncoding,
+    'alibi': AlibiEncoding,
+    'relative': RelativeEncoding,
+    'none': NoEncoding,
 }
 """Encodings by the value of the config field `positions`."""
 
 
-def position_encoding(config: BlockConfig, grid: Grid | None = None) -> PositionEncoding:
+def make_position_encoding(config: BlockConfig, grid: Grid | None = None) -> PositionEncoding:
     """The encoding that a config names, for the tokens of a text or of an image.
 
     Raises ValueError for a name that is not in `ENCODINGS`, for an encoding that has no form for images, and for one
     that acts in attention where the config has another mixer.
     """
     encoding = ENCODINGS.get(config.positions)
-    if encoding is None or grid and not encoding.on_grid:
-        allowed = [repr(name) for name, one in ENCODINGS.items() if one.on_grid or not grid]
+    if encoding is None or grid and not encoding.supports_images:
+        allowed = [repr(name) for name, one in ENCODINGS.items() if one.supports_images or not grid]
         where = ' for the tokens of an image' if grid else ''
         raise ValueError(f'positions is {config.positions!r}; expected {", ".join(allowed)}{where}')
-    if encoding.in_attention and config.mixer != 'attention':
+    if encoding.acts_in_attention and config.mixer != 'attention':
         raise ValueError(f'positions is {config.positions!r}, which acts in attention, but mixer is {config.mixer!r}')
     return encoding.from_config(config, grid)

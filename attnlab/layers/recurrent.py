@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attnlab.kernels import axes
+from attnlab.kernels import mesh_axes
 
-State = Any
+CellState = Any
 """What a cell carries: [B, D] for a GRU, (cell, output), both [B, D], for an LSTM."""
 
-Kind = Literal['gru', 'lstm']
+CellKind = Literal['gru', 'lstm']
 
 
 class GRUCell(nn.Module):
@@ -32,7 +32,7 @@ class GRUCell(nn.Module):
         dense = partial(nn.Dense, use_bias=not self.original)
         gates = 2 if self.original else 3
         from_input = dense(3 * self.features, name='input')(inputs)
-        from_state = dense(gates * self.features, name='hidden', kernel_init=blocks_of_orthogonal(gates))(state)
+        from_state = dense(gates * self.features, name='hidden', kernel_init=orthogonal_per_gate(gates))(state)
         (xr, xz, xn), (hr, hz, *hn) = jnp.split(from_input, 3, axis=-1), jnp.split(from_state, gates, axis=-1)
         r, z = nn.sigmoid(xr + hr), nn.sigmoid(xz + hz)
         if self.original:
@@ -43,7 +43,7 @@ class GRUCell(nn.Module):
         return n + z * (state - n)
 
 
-def blocks_of_orthogonal(count: int) -> nn.initializers.Initializer:
+def orthogonal_per_gate(count: int) -> nn.initializers.Initializer:
     """`count` orthogonal [D, D] matrices side by side, one a gate."""
 
     def init(key, shape, dtype=jnp.float32):
@@ -54,15 +54,15 @@ def blocks_of_orthogonal(count: int) -> nn.initializers.Initializer:
     return init
 
 
-class Cell(nn.Module):
+class RecurrentCell(nn.Module):
     """A GRU or an LSTM cell behind one signature: (state, inputs) -> state; `original` as in `GRUCell`."""
 
-    kind: Kind
+    kind: CellKind
     features: int
     original: bool = False
 
     @nn.compact
-    def __call__(self, state: State, inputs: Float[Array, 'B I']) -> State:
+    def __call__(self, state: CellState, inputs: Float[Array, 'B I']) -> CellState:
         match self.kind:
             case 'gru':
                 return GRUCell(self.features, self.original, name='gru')(state, inputs)
@@ -72,24 +72,24 @@ class Cell(nn.Module):
                 raise ValueError(f"cell is {self.kind!r}; expected 'gru' or 'lstm'")
 
 
-def output_of(state: State) -> Float[Array, 'B D']:
+def cell_output(state: CellState) -> Float[Array, 'B D']:
     """What the rest of the network sees of a state."""
     return state[1] if isinstance(state, tuple) else state
 
 
-def state_from(kind: Kind, output: Float[Array, 'B D']) -> State:
+def state_from_output(kind: CellKind, output: Float[Array, 'B D']) -> CellState:
     """A state that shows `output`; the memory cell of an LSTM starts there too."""
     return (output, output) if kind == 'lstm' else output
 
 
-class Recurrent(nn.Module):
+class RecurrentLayer(nn.Module):
     """One direction of one layer over a padded sequence.
 
     Padding holds the state still: what stands there changes nothing, the state after the last step is the one after
     the last real token, and a reverse run, which meets the padding first, starts at the last real token.
     """
 
-    kind: Kind
+    kind: CellKind
     features: int
     reverse: bool = False
     original: bool = False
@@ -99,15 +99,15 @@ class Recurrent(nn.Module):
         self,
         inputs: Float[Array, 'B S I'],
         mask: Bool[Array, 'B S'],
-        state: State | None = None,
+        state: CellState | None = None,
         starts: Bool[Array, 'B S'] | None = None,
-    ) -> tuple[Float[Array, 'B S D'], State]:
+    ) -> tuple[Float[Array, 'B S D'], CellState]:
         """The outputs [B, S, D] and the state after the last token.
 
         mask: [B, S], True on tokens.  state: the one before the first token; zeros if None.
         starts: [B, S], True on tokens before which the state is that first one again.
         """
-        zeros = state_from(self.kind, jnp.zeros((inputs.shape[0], self.features), inputs.dtype))
+        zeros = state_from_output(self.kind, jnp.zeros((inputs.shape[0], self.features), inputs.dtype))
         first = zeros if state is None else state
         choose = lambda at, one, other: jax.tree.map(lambda x, y: jnp.where(at[:, None], x, y), one, other)
 
@@ -115,7 +115,7 @@ class Recurrent(nn.Module):
             inputs, mask, *starts = x
             before = choose(starts[0], first, state) if starts else state
             state = choose(mask, cell(before, inputs), before)
-            return state, output_of(state)
+            return state, cell_output(state)
 
         scan = nn.scan(
             step, variable_broadcast='params', split_rngs={'params': False},
@@ -124,19 +124,19 @@ class Recurrent(nn.Module):
         )  # fmt: skip
         along = (inputs, mask) if starts is None else (inputs, mask, starts)
         # Their types inside of jax.shard_map: a state varies over the mesh axes of all that a step reads.
-        first = axes.vary(first, along, self.variables)
-        last, outputs = scan(Cell(self.kind, self.features, self.original, name='cell'), first, along)
+        first = mesh_axes.match_varying_axes(first, along, self.variables)
+        last, outputs = scan(RecurrentCell(self.kind, self.features, self.original, name='cell'), first, along)
         return outputs, last
 
 
-class Encoder(nn.Module):
+class RecurrentEncoder(nn.Module):
     """Layers of recurrence, one- or two-directional (two: outputs side by side, [B, S, 2D]).
 
     `reverse` reads from the last token to the first (Sutskever et al. 2014, section 3.3); the outputs stay in the
     order of the inputs, so whatever attends to them needs no turning round.
     """
 
-    kind: Kind
+    kind: CellKind
     features: int
     layers: int
     bidirectional: bool
@@ -156,8 +156,9 @@ class Encoder(nn.Module):
             directions = (self.reverse, not self.reverse) if self.bidirectional else (self.reverse,)
             names = {False: f'forward_{layer}', True: f'backward_{layer}'}
             runs = [
-                Recurrent(self.kind, self.features, way, self.original, name=names[way])(x, mask) for way in directions
+                RecurrentLayer(self.kind, self.features, way, self.original, name=names[way])(x, mask)
+                for way in directions
             ]
             x = jnp.concatenate([outputs for outputs, _ in runs], axis=-1)
-            last = jnp.concatenate([output_of(state) for _, state in runs], axis=-1)
+            last = jnp.concatenate([cell_output(state) for _, state in runs], axis=-1)
         return x, last

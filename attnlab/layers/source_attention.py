@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from attnlab.kernels.additive import additive_attention
 from attnlab.kernels.attention import dot_product_attention
 
-Score = Literal['additive', 'dot']
+ScoreFunction = Literal['additive', 'dot']
 
 
 class SourceAttention(nn.Module):
@@ -20,7 +20,7 @@ class SourceAttention(nn.Module):
     The source part U h is `keys`, computed once a sentence.
     """
 
-    score: Score
+    score: ScoreFunction
     features: int
     use_bias: bool = True
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.configs import ResNetConfig, VitConfig
-from attnlab.models.maps import apply_with_maps, dropout_arguments
+from attnlab.models.maps import apply_with_attention_maps, dropout_kwargs
 from attnlab.models.resnet import ResNet
 from attnlab.models.vision import VisionTransformer
 
@@ -37,15 +37,15 @@ class ImageModel:
         self, params: Params, images: Float[Array, 'B H W C'], rng: Array | None
     ) -> tuple[Float[Array, 'B classes'], dict[str, Array]]:
         """Logits, and `aux` of the experts; without dropout if the key is None."""
-        output: Any = self.module.apply({'params': params}, images, **dropout_arguments(rng))
+        output: Any = self.module.apply({'params': params}, images, **dropout_kwargs(rng))
         return output
 
     def maps(self, params: Params, images: Float[Array, 'B H W C']) -> dict[str, Array]:
         """Every attention of the model by its name, [B, L, N, T, T]; {} without attention."""
-        return apply_with_maps(self.module, params, images)[1]
+        return apply_with_attention_maps(self.module, params, images)[1]
 
 
-def image_model(config: VitConfig | ResNetConfig, classes: int, channels: int) -> ImageModel:
+def make_image_model(config: VitConfig | ResNetConfig, classes: int, channels: int) -> ImageModel:
     """The model of a config."""
     module = ResNet(classes, config) if isinstance(config, ResNetConfig) else VisionTransformer(classes, config)
     return ImageModel(module, channels)

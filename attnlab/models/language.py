@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.configs.language import LanguageModelConfig
-from attnlab.kernels.masks import Mask, causal, packed
-from attnlab.layers.block import Stack, dtype_of
-from attnlab.layers.positions import AddedPositions, Past, PositionEncoding, position_encoding
+from attnlab.kernels.masks import Mask, causal_mask, packed_mask
+from attnlab.layers.block import TransformerStack, compute_dtype
+from attnlab.layers.positions import AddPositionEmbeddings, CachePositions, PositionEncoding, make_position_encoding
 
 
 class LanguageModel(nn.Module):
@@ -25,17 +25,17 @@ class LanguageModel(nn.Module):
         config = self.config
         start = nn.initializers.normal(config.init or 0.02)
         self.embedding = nn.Embed(self.vocabulary, config.width, embedding_init=start)
-        self.place = AddedPositions(self.encoding)
+        self.place = AddPositionEmbeddings(self.encoding)
         self.drop = nn.Dropout(config.dropout)
-        self.past = Past(self.cache_length)
-        self.stack = Stack(config, self.encoding, cache_length=self.cache_length)
+        self.past = CachePositions(self.cache_length)
+        self.stack = TransformerStack(config, self.encoding, cache_length=self.cache_length)
         if not config.tied:
-            self.output = nn.Dense(self.vocabulary, use_bias=False, dtype=dtype_of(config), kernel_init=start)
+            self.output = nn.Dense(self.vocabulary, use_bias=False, dtype=compute_dtype(config), kernel_init=start)
 
     @property
     def encoding(self) -> PositionEncoding:
         """The encoding of positions."""
-        return position_encoding(self.config)
+        return make_position_encoding(self.config)
 
     def __call__(
         self, tokens: Int[Array, 'B T'], segments: Int[Array, 'B T'] | None = None, deterministic: bool = True
@@ -61,7 +61,7 @@ class LanguageModel(nn.Module):
         mask, token_mask = self._mask(tokens, segments)
         at = None if mask.query_positions is None else jnp.maximum(mask.query_positions, 0)
         x = self.drop(self.place(self.embedding(tokens), at), deterministic=deterministic)
-        x = x.astype(dtype_of(self.config) or x.dtype)
+        x = x.astype(compute_dtype(self.config) or x.dtype)
         if self.cache_length and at is not None:  # a token without a slot would be missing from what others see
             x = jnp.where((at < self.cache_length)[..., None], x, jnp.nan)
         return self.stack(x, mask, token_mask, deterministic)
@@ -81,4 +81,4 @@ class LanguageModel(nn.Module):
         if self.cache_length:
             token_mask = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
             return self.past(token_mask), token_mask
-        return (causal() if segments is None else packed(segments)), token_mask
+        return (causal_mask() if segments is None else packed_mask(segments)), token_mask

@@ -27,13 +27,13 @@ def attention_maps(intermediates: Mapping[str, Any]) -> dict[str, Float[Array, '
     return {kind: jnp.stack([by[layer] for layer in sorted(by)], axis=1) for kind, by in sorted(found.items())}
 
 
-def apply_with_maps(module: nn.Module, params: Any, *inputs: Array) -> tuple[Any, dict[str, Array]]:
+def apply_with_attention_maps(module: nn.Module, params: Any, *inputs: Array) -> tuple[Any, dict[str, Array]]:
     """The output of a model and its `attention_maps`."""
     both: Any = module.apply({'params': params}, *inputs, mutable=['intermediates'])
     output, sown = both
     return output, attention_maps(sown.get('intermediates', {}))
 
 
-def dropout_arguments(rng: Array | None) -> dict[str, Any]:
+def dropout_kwargs(rng: Array | None) -> dict[str, Any]:
     """Keyword arguments of `model.apply` by which dropout draws from a PRNG key; no dropout if the key is None."""
     return {} if rng is None else {'deterministic': False, 'rngs': {'dropout': rng}}

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attnlab.configs.align import RecurrentConfig
-from attnlab.kernels import axes
+from attnlab.kernels import mesh_axes
 from attnlab.kernels.masks import length_mask
-from attnlab.layers.recurrent import Cell, Encoder, State, output_of, state_from
+from attnlab.layers.recurrent import CellState, RecurrentCell, RecurrentEncoder, cell_output, state_from_output
 from attnlab.layers.source_attention import SourceAttention
 
 
-class Source(NamedTuple):
+class EncodedSource(NamedTuple):
     """The encoded source sentences of a batch, as the decoder reads them.
 
     memory: [B, S, C] the encoder's states, or [B, C] its last one where the context is fixed.
@@ -32,21 +32,21 @@ class DecoderStep(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.recurrence = Cell(config.cell, config.hidden, config.original)
+        self.recurrence = RecurrentCell(config.cell, config.hidden, config.original)
         if config.attention != 'none':
             self.attend = SourceAttention(config.attention, config.hidden, use_bias=not config.original)
 
     def prepare(
         self, states: Float[Array, 'B S C'], last: Float[Array, 'B C'], lengths: Int[Array, ' B']
-    ) -> Source:
+    ) -> EncodedSource:
         """The part that is computed once a sentence."""
         if self.config.attention == 'none':
-            return Source(last, None, lengths)
-        return Source(states, self.attend.keys(states), lengths)
+            return EncodedSource(last, None, lengths)
+        return EncodedSource(states, self.attend.keys(states), lengths)
 
     def __call__(
-        self, state: State, source: Source, previous: Float[Array, 'B E']
-    ) -> tuple[State, tuple[Float[Array, 'B D'], Float[Array, 'B C'], Float[Array, 'B S']]]:
+        self, state: CellState, source: EncodedSource, previous: Float[Array, 'B E']
+    ) -> tuple[CellState, tuple[Float[Array, 'B D'], Float[Array, 'B C'], Float[Array, 'B S']]]:
         """State and embedded previous token [B, E]: the next state, and s_t, c_t and weights for the logits.
 
         The original makes them from s_{t-1}.
@@ -54,9 +54,9 @@ class DecoderStep(nn.Module):
         if source.keys is None:
             context, weights = source.memory, jnp.zeros((previous.shape[0], 0), previous.dtype)
         else:
-            context, weights = self.attend(output_of(state), source.keys, source.memory, source.lengths)
+            context, weights = self.attend(cell_output(state), source.keys, source.memory, source.lengths)
         after = self.recurrence(state, jnp.concatenate([previous, context], axis=-1))
-        return after, (output_of(state if self.config.original else after), context, weights)
+        return after, (cell_output(state if self.config.original else after), context, weights)
 
 
 class RecurrentSeq2Seq(nn.Module):
@@ -77,7 +77,7 @@ class RecurrentSeq2Seq(nn.Module):
         init = nn.initializers.normal(config.embedding**-0.5)
         self.embed_source = nn.Embed(self.source_vocabulary, config.embedding, embedding_init=init)
         self.embed_target = nn.Embed(self.target_vocabulary, config.embedding, embedding_init=init)
-        self.encoder = Encoder(
+        self.encoder = RecurrentEncoder(
             config.cell, config.hidden, config.encoder_layers, config.bidirectional, config.reverse_source,
             config.dropout, config.original,
         )  # fmt: skip
@@ -91,7 +91,7 @@ class RecurrentSeq2Seq(nn.Module):
             self.bias = self.param('bias', nn.initializers.zeros, (self.target_vocabulary,), jnp.float32)
         self.drop = nn.Dropout(config.dropout)
 
-    def encode(self, source: Int[Array, 'B S'], deterministic: bool = True) -> tuple[State, Source]:
+    def encode(self, source: Int[Array, 'B S'], deterministic: bool = True) -> tuple[CellState, EncodedSource]:
         """Source tokens [B, S]: the decoder's first state, and the encoded source."""
         lengths = jnp.sum(source != 0, axis=1)
         embedded = self.drop(self.embed_source(source), deterministic=deterministic)
@@ -99,7 +99,7 @@ class RecurrentSeq2Seq(nn.Module):
         states, last = (self.drop(x, deterministic=deterministic) for x in (states, last))
         config = self.config
         first = last[:, -config.hidden :] if config.original else last  # of two directions the backward one comes last
-        return state_from(config.cell, jnp.tanh(self.start(first))), self.step.prepare(states, last, lengths)
+        return state_from_output(config.cell, jnp.tanh(self.start(first))), self.step.prepare(states, last, lengths)
 
     def logits(
         self,
@@ -120,8 +120,8 @@ class RecurrentSeq2Seq(nn.Module):
         return logits.reshape(*read.shape[:-1], -1)
 
     def decode(
-        self, state: State, source: Source, tokens: Int[Array, ' B']
-    ) -> tuple[State, Float[Array, 'B V'], Float[Array, 'B S']]:
+        self, state: CellState, source: EncodedSource, tokens: Int[Array, ' B']
+    ) -> tuple[CellState, Float[Array, 'B V'], Float[Array, 'B S']]:
         """One step of decoding: the previous tokens [B] give the next state, logits [B, V] and attention [B, S]."""
         previous = self.embed_target(tokens)
         state, (output, context, weights) = self.step(state, source, previous)
@@ -141,6 +141,8 @@ class RecurrentSeq2Seq(nn.Module):
             variable_broadcast='params', split_rngs={'params': False}, in_axes=1, out_axes=1,
             check_constancy_invariants=self.is_initializing(),  # as in `attnlab.layers.recurrent`
         )  # fmt: skip
-        state = axes.vary(state, memory, previous, self.variables)  # as its steps make it inside of jax.shard_map
+        state = mesh_axes.match_varying_axes(
+            state, memory, previous, self.variables
+        )  # as its steps make it inside of jax.shard_map
         _, (states, contexts, weights) = scan(self.step, state, previous)
         return self.logits(states, contexts, previous, deterministic), weights

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attnlab.configs import RecurrentConfig, TranslatorConfig
-from attnlab.models.maps import apply_with_maps, attention_maps, dropout_arguments
+from attnlab.models.maps import apply_with_attention_maps, attention_maps, dropout_kwargs
 from attnlab.models.recurrent import RecurrentSeq2Seq
 from attnlab.models.transformer import TransformerSeq2Seq
 
 Params = Any
-State = Any
-Output = tuple[Array, dict[str, Array]]
+DecodeState = Any
+LogitsAndAux = tuple[Array, dict[str, Array]]
 """Logits, and `aux` of the experts of each layer."""
 
 
@@ -60,13 +60,13 @@ class Sequence2SequenceModel(Protocol):
         """Every attention of the model by its name, [B, L, N, T, S]."""
         ...
 
-    def start(self, params: Params, source: Int[Array, 'B S'], max_tokens: int) -> State:
+    def start(self, params: Params, source: Int[Array, 'B S'], max_tokens: int) -> DecodeState:
         """The state before the first of at most `max_tokens` target tokens."""
         ...
 
     def step(
-        self, params: Params, max_tokens: int, state: State, tokens: Int[Array, ' B']
-    ) -> tuple[State, Float[Array, 'B V'], Float[Array, 'B S']]:
+        self, params: Params, max_tokens: int, state: DecodeState, tokens: Int[Array, ' B']
+    ) -> tuple[DecodeState, Float[Array, 'B V'], Float[Array, 'B S']]:
         """From the previous tokens: the next state, logits, and the attention of `layer`."""
         ...
 
@@ -88,8 +88,8 @@ class RecurrentModel:
         tokens = jnp.ones((1, 2), jnp.int32)
         return self.module.init(rng, tokens, tokens)['params']
 
-    def forward(self, params: Params, source: Array, inputs: Array, rng: Array | None) -> Output:
-        output: Any = self.module.apply({'params': params}, source, inputs, **dropout_arguments(rng))
+    def forward(self, params: Params, source: Array, inputs: Array, rng: Array | None) -> LogitsAndAux:
+        output: Any = self.module.apply({'params': params}, source, inputs, **dropout_kwargs(rng))
         return output[0], {}
 
     def read(self, params: Params, source: Array, inputs: Array) -> tuple[Array, Array]:
@@ -100,10 +100,12 @@ class RecurrentModel:
         weights = self.read(params, source, inputs)[1]
         return {'decoder/cross_attention': weights[:, :, None]} if weights.size else {}
 
-    def start(self, params: Params, source: Array, max_tokens: int) -> State:
+    def start(self, params: Params, source: Array, max_tokens: int) -> DecodeState:
         return self.module.apply({'params': params}, source, method='encode')
 
-    def step(self, params: Params, max_tokens: int, state: State, tokens: Array) -> tuple[State, Array, Array]:
+    def step(
+        self, params: Params, max_tokens: int, state: DecodeState, tokens: Array
+    ) -> tuple[DecodeState, Array, Array]:
         inner, memory = state
         output: Any = self.module.apply({'params': params}, inner, memory, tokens, method='decode')
         inner, logits, weights = output
@@ -133,24 +135,26 @@ class TransformerModel:
         tokens = jnp.ones((1, 2), jnp.int32)
         return self.module.init(rng, tokens, tokens)['params']
 
-    def forward(self, params: Params, source: Array, inputs: Array, rng: Array | None) -> Output:
-        output: Any = self.module.apply({'params': params}, source, inputs, **dropout_arguments(rng))
+    def forward(self, params: Params, source: Array, inputs: Array, rng: Array | None) -> LogitsAndAux:
+        output: Any = self.module.apply({'params': params}, source, inputs, **dropout_kwargs(rng))
         return output
 
     def read(self, params: Params, source: Array, inputs: Array) -> tuple[Array, Array]:
-        (logits, _), maps = apply_with_maps(self.module, params, source, inputs)
+        (logits, _), maps = apply_with_attention_maps(self.module, params, source, inputs)
         return logits, jnp.mean(maps['decoder/cross_attention'], axis=2)
 
     def maps(self, params: Params, source: Array, inputs: Array) -> dict[str, Array]:
-        return apply_with_maps(self.module, params, source, inputs)[1]
+        return apply_with_attention_maps(self.module, params, source, inputs)[1]
 
-    def start(self, params: Params, source: Array, max_tokens: int) -> State:
+    def start(self, params: Params, source: Array, max_tokens: int) -> DecodeState:
         memory, _ = self.module.apply({'params': params}, source, method='encode')
         no_tokens = jnp.zeros((source.shape[0], 0), jnp.int32)
         _, changed = self._decoder(max_tokens)({'params': params}, source, memory, no_tokens)
         return {'source': source, 'memory': memory, 'cache': changed['cache']}
 
-    def step(self, params: Params, max_tokens: int, state: State, tokens: Array) -> tuple[State, Array, Array]:
+    def step(
+        self, params: Params, max_tokens: int, state: DecodeState, tokens: Array
+    ) -> tuple[DecodeState, Array, Array]:
         variables = {'params': params, 'cache': state['cache']}
         (x, _), changed = self._decoder(max_tokens)(variables, state['source'], state['memory'], tokens[:, None])
         logits: Any = self.module.apply({'params': params}, x[:, 0], method='logits')
@@ -164,7 +168,7 @@ class TransformerModel:
         return lambda variables, *args: cached.apply(variables, *args, mutable=mutable, method='decode')
 
 
-def sequence2sequence_model(
+def make_sequence2sequence_model(
     config: RecurrentConfig | TranslatorConfig, source_vocabulary: int, target_vocabulary: int
 ) -> Sequence2SequenceModel:
     """The model of a config for vocabularies of the given sizes."""

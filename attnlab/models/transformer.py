@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attnlab.configs.align import TranslatorConfig
-from attnlab.kernels.masks import causal, padding
-from attnlab.layers.block import Stack, dtype_of
-from attnlab.layers.positions import AddedPositions, Past, PositionEncoding, position_encoding
+from attnlab.kernels.masks import causal_mask, padding_mask
+from attnlab.layers.block import TransformerStack, compute_dtype
+from attnlab.layers.positions import AddPositionEmbeddings, CachePositions, PositionEncoding, make_position_encoding
 
 
 class TransformerSeq2Seq(nn.Module):
@@ -37,17 +37,17 @@ class TransformerSeq2Seq(nn.Module):
         self.embed_target = nn.Embed(self.target_vocabulary, config.width, embedding_init=start)
         if not config.shared_embedding:
             self.embed_source = nn.Embed(self.source_vocabulary, config.width, embedding_init=start)
-        self.place_source = AddedPositions(self.encoding)
-        self.place_target = AddedPositions(self.encoding)
+        self.place_source = AddPositionEmbeddings(self.encoding)
+        self.place_target = AddPositionEmbeddings(self.encoding)
         self.drop = nn.Dropout(config.dropout)
-        self.past = Past(self.cache_length)
-        self.encoder = Stack(config, self.encoding)
-        self.decoder = Stack(config, self.encoding, cross=True, cache_length=self.cache_length)
+        self.past = CachePositions(self.cache_length)
+        self.encoder = TransformerStack(config, self.encoding)
+        self.decoder = TransformerStack(config, self.encoding, cross=True, cache_length=self.cache_length)
 
     @property
     def encoding(self) -> PositionEncoding:
         """The encoding of positions, of the source and of the target."""
-        return position_encoding(self.config)
+        return make_position_encoding(self.config)
 
     def __call__(
         self, source: Int[Array, 'B S'], inputs: Int[Array, 'B T'], deterministic: bool = True
@@ -64,7 +64,7 @@ class TransformerSeq2Seq(nn.Module):
         token_mask = source != 0
         embed = self.embed_target if self.config.shared_embedding else self.embed_source
         x = self._enter(self.place_source(embed(source) * math.sqrt(self.config.width)), deterministic)
-        return self.encoder(x, padding(keys=jnp.sum(token_mask, axis=1)), token_mask, deterministic)
+        return self.encoder(x, padding_mask(keys=jnp.sum(token_mask, axis=1)), token_mask, deterministic)
 
     def decode(
         self,
@@ -78,10 +78,10 @@ class TransformerSeq2Seq(nn.Module):
         With a cache all tokens are real, and continue after those of earlier calls.
         """
         cached = self.cache_length > 0
-        mask = self.past(jnp.ones(tokens.shape, bool)) if cached else causal()
+        mask = self.past(jnp.ones(tokens.shape, bool)) if cached else causal_mask()
         x = self.place_target(self.embed_target(tokens) * math.sqrt(self.config.width), mask.query_positions)
         x = self._enter(x, deterministic)
-        memory_mask = padding(keys=jnp.sum(source != 0, axis=1))
+        memory_mask = padding_mask(keys=jnp.sum(source != 0, axis=1))
         return self.decoder(x, mask, None if cached else tokens != 0, deterministic, memory, memory_mask)
 
     def logits(self, x: Float[Array, '*B D']) -> Float[Array, '*B V']:
@@ -91,4 +91,4 @@ class TransformerSeq2Seq(nn.Module):
 
     def _enter(self, x: Array, deterministic: bool) -> Array:
         x = self.drop(x, deterministic=deterministic)
-        return x.astype(dtype_of(self.config) or x.dtype)
+        return x.astype(compute_dtype(self.config) or x.dtype)

@@ -6,15 +6,15 @@ from jaxtyping import Array, Float
 
 from attnlab.configs.vision import VitConfig
 from attnlab.kernels.masks import Mask
-from attnlab.kernels.patches import grid_of
-from attnlab.layers.block import Stack, dtype_of
+from attnlab.kernels.patches import patch_grid
+from attnlab.layers.block import TransformerStack, compute_dtype
 from attnlab.layers.patches import (
-    AttentionPool,
-    ConvolutionalTokens,
+    AttentionPooling,
+    ConvolutionalTokenizer,
     PatchEmbedding,
-    tokens_grid,
+    tokenizer_grid,
 )
-from attnlab.layers.positions import PositionEncoding, position_encoding
+from attnlab.layers.positions import PositionEncoding, make_position_encoding
 
 
 class VisionTransformer(nn.Module):
@@ -32,13 +32,13 @@ class VisionTransformer(nn.Module):
     def grid(self) -> tuple[int, int]:
         """(rows, columns) of the image's tokens."""
         if self.config.embedding == 'tokenizer':
-            return tokens_grid(self.config.image, self.config.convolutions)
-        return grid_of(self.config.image, self.config.patch)
+            return tokenizer_grid(self.config.image, self.config.convolutions)
+        return patch_grid(self.config.image, self.config.patch)
 
     @property
     def encoding(self) -> PositionEncoding:
         """The encoding of positions in the grid."""
-        return position_encoding(self.config, self.grid)
+        return make_position_encoding(self.config, self.grid)
 
     @property
     def prefix(self) -> int:
@@ -64,16 +64,16 @@ class VisionTransformer(nn.Module):
             raise ValueError(f'images have height and width {images.shape[1:3]}; expected {config.image}')
         x = self._placed(self._tokens(images))
         x = nn.Dropout(config.dropout)(x, deterministic=deterministic)
-        x, aux = Stack(config, self.encoding, name='stack')(x, Mask(), None, deterministic)
+        x, aux = TransformerStack(config, self.encoding, name='stack')(x, Mask(), None, deterministic)
         start = nn.initializers.normal(config.init or 0.02)
-        logits = nn.Dense(self.classes, dtype=dtype_of(config), kernel_init=start, name='head')(self._pooled(x))
+        logits = nn.Dense(self.classes, dtype=compute_dtype(config), kernel_init=start, name='head')(self._pooled(x))
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), aux
 
     def _tokens(self, images: Array) -> Array:
-        config, dtype = self.config, dtype_of(self.config)
+        config, dtype = self.config, compute_dtype(self.config)
         if config.embedding == 'tokenizer':
             channels = (config.channels,) * (config.convolutions - 1)
-            return ConvolutionalTokens(channels, config.width, dtype, name='tokenizer')(images)
+            return ConvolutionalTokenizer(channels, config.width, dtype, name='tokenizer')(images)
         return PatchEmbedding(config.width, config.patch, config.embedding, dtype, name='embedding')(images)
 
     def _placed(self, x: Array) -> Array:
@@ -100,4 +100,4 @@ class VisionTransformer(nn.Module):
             case 'class':
                 return x[:, self.prefix - 1]
             case 'attention':
-                return AttentionPool(name='pool')(x[:, self.prefix :])
+                return AttentionPooling(name='pool')(x[:, self.prefix :])

@@ -33,20 +33,20 @@ class Picture(NamedTuple):
     caption: str
 
 
-def picture(image: bytes | Figure, alt: str, caption: str = '') -> Picture:
+def encode_picture(image: bytes | Figure, alt: str, caption: str = '') -> Picture:
     """A PNG or a matplotlib figure for a template."""
-    data = image if isinstance(image, bytes) else heatmap.png(image)
+    data = image if isinstance(image, bytes) else heatmap.render_png(image)
     width, height = struct.unpack('>II', data[16:24])  # the first chunk of a PNG is its header
     return Picture(base64.b64encode(data).decode(), width // 2, height // 2, alt, caption)
 
 
-def write(path: str | Path, template: str, **values: object) -> None:
+def write_html(path: str | Path, template: str, **values: object) -> None:
     """Write a page from a template of this package."""
-    files.write(path, _TEMPLATES.get_template(template).render(values))
+    files.write_file(path, _TEMPLATES.get_template(template).render(values))
 
 
-def fields(config: Mapping[str, Any], prefix: str = '') -> list[str]:
+def config_lines(config: Mapping[str, Any], prefix: str = '') -> list[str]:
     """One line `section.key = value` per field of a nested config."""
     return [line for key, value in config.items()
-            for line in (fields(value, f'{prefix}{key}.') if isinstance(value, Mapping)
+            for line in (config_lines(value, f'{prefix}{key}.') if isinstance(value, Mapping)
                          else [f'{prefix}{key} = {json.dumps(value, ensure_ascii=False)}'])]  # fmt: skip

@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnlab import files
-from attnlab.data.alignments import Links
+from attnlab.data.alignments import GoldLinks
 from attnlab.errors import UserError
 from attnlab.report import figures, html
-from attnlab.report.values import SCORES
+from attnlab.report.values import SCORE_FORMATS
 from attnlab.tasks import heatmap
 
-PICTURE_BYTES = 1_400_000  # of PNGs in one page: a third more as base64, which keeps a page under 2 MB
+MAX_PICTURE_BYTES = 1_400_000  # of PNGs in one page: a third more as base64, which keeps a page under 2 MB
 
-TILES = ('bleu', 'chrf', 'exact_match', 'aer_emit', 'bits_per_character', 'accuracy', 'top5', 'calibration_error')
+TILE_SCORES = ('bleu', 'chrf', 'exact_match', 'aer_emit', 'bits_per_character', 'accuracy', 'top5', 'calibration_error')
 
-SIGNATURES = {'bleu_signature': 'BLEU', 'bleu_words_signature': 'BLEU of words', 'chrf_signature': 'chrF'}
+SCORE_SIGNATURES = {'bleu_signature': 'BLEU', 'bleu_words_signature': 'BLEU of words', 'chrf_signature': 'chrF'}
 
-SUMMARY = (  # fields of a config, where it has them, in the line below a page's title
+SUMMARY_FIELDS = (  # fields of a config, where it has them, in the line below a page's title
     ('data', 'name', '{}'),
     ('model', 'name', '{}'),
     ('model', 'cell', '{}'),
@@ -34,7 +34,7 @@ SUMMARY = (  # fields of a config, where it has them, in the line below a page's
 )
 
 
-class Run(NamedTuple):
+class RunResults(NamedTuple):
     """What lies in a run's directory. samples: weights as arrays. pictures: PNGs with captions."""
 
     config: dict[str, Any]
@@ -44,15 +44,15 @@ class Run(NamedTuple):
     pictures: list[tuple[bytes, str]]
 
 
-def run_page(workdir: str | Path, split: str = 'test', scores: dict[str, Any] | None = None) -> Path:
+def write_run_page(workdir: str | Path, split: str = 'test', scores: dict[str, Any] | None = None) -> Path:
     """Write WORKDIR/report.html of a run and return its path; reads nothing but the run's directory.
 
     scores: those to show; None reads them from scores-SPLIT.json.
 
     config.json         the config; shown, and its model and data fields summed up in a line
     metrics.jsonl       one record a line: {"step", "split", "loss", "bleu", ...}; may be absent
-    scores-SPLIT.json   numbers (null: unknown; exact_match and inversion_* from 0 to 1), those of `values.SCORES`
-                        first, the texts of `SIGNATURES`, and "by_length": [{"from", "to" (null: no end), "sentences",
+    scores-SPLIT.json   numbers (null: unknown; exact_match and inversion_* from 0 to 1), those of `values.SCORE_FORMATS`
+                        first, the texts of `SCORE_SIGNATURES`, and "by_length": [{"from", "to" (null: no end), "sentences",
                         "bleu"}, ...]
     samples/SPLIT.json  may be absent; a list of {"source", "reference" (or null), "output": text; "rows": produced
                         tokens and "columns": source tokens, both with the end of sentence; "weights": nested lists
@@ -67,10 +67,10 @@ def run_page(workdir: str | Path, split: str = 'test', scores: dict[str, Any] | 
     return _write(workdir / 'report.html', f'{workdir.resolve().name}, {split}', {'': _read(workdir, split, scores)})
 
 
-def compare(path: str | Path, runs: Sequence[str | Path], split: str = 'test') -> Path:
+def write_comparison_page(path: str | Path, runs: Sequence[str | Path], split: str = 'test') -> Path:
     """Write a page of two or more runs' directories beside each other, each called by its folder's name.
 
-    Reads what `run_page` reads; raises as it does, and UserError where two folders share a name.
+    Reads what `write_run_page` reads; raises as it does, and UserError where two folders share a name.
     """
     read = {Path(run).resolve().name: _read(Path(run), split) for run in runs}
     if len(read) < len(runs):
@@ -78,41 +78,46 @@ def compare(path: str | Path, runs: Sequence[str | Path], split: str = 'test') -
     return _write(Path(path), f'{" and ".join(read)}, {split}', read)
 
 
-def _write(path: Path, title: str, runs: Mapping[str, Run]) -> Path:
+def _write(path: Path, title: str, runs: Mapping[str, RunResults]) -> Path:
     """Write the page of one run (named '') or more."""
     of = lambda name: f'{name}: ' if name else ''
     cards, more = _cards(runs)
-    html.write(
+    html.write_html(
         path, 'run.html', title=title, cards=cards, more_samples=more, figures=_figures(runs), scores=_scores(runs),
         summaries=[of(name) + _summary(run.config) for name, run in runs.items()],
-        large=[(SCORES[key][0].split(',')[0], _number(key, run.scores[key])) for run in runs.values()
-               for key in SCORES if key in TILES and run.scores.get(key) is not None] if len(runs) == 1 else [],
+        large=[(SCORE_FORMATS[key][0].split(',')[0], _number(key, run.scores[key])) for run in runs.values()
+               for key in SCORE_FORMATS if key in TILE_SCORES and run.scores.get(key) is not None] if len(runs) == 1 else [],
         signatures=dict.fromkeys(f'{name}: {run.scores[key]}' for run in runs.values()
-                                 for key, name in SIGNATURES.items() if run.scores.get(key)),
-        pictures=[html.picture(data, caption, of(name) + caption)
+                                 for key, name in SCORE_SIGNATURES.items() if run.scores.get(key)),
+        pictures=[html.encode_picture(data, caption, of(name) + caption)
                   for name, run in runs.items() for data, caption in run.pictures],
-        configs={name: html.fields(run.config) for name, run in runs.items()},
+        configs={name: html.config_lines(run.config) for name, run in runs.items()},
     )  # fmt: skip
     return path
 
 
-def _figures(runs: Mapping[str, Run]) -> list[tuple[str, html.Picture]]:
+def _figures(runs: Mapping[str, RunResults]) -> list[tuple[str, html.Picture]]:
     found = []
     if bins := {name: run.scores['by_length'] for name, run in runs.items() if run.scores.get('by_length')}:
-        picture = html.picture(figures.by_length(bins), 'BLEU by source length')
+        picture = html.encode_picture(figures.plot_bleu_by_length(bins), 'BLEU by source length')
         found.append(('BLEU by length of the source', picture))
     if metrics := {name: run.metrics for name, run in runs.items() if run.metrics}:
-        found.append(('Training', html.picture(figures.curves(metrics), 'Loss and validation score by step')))
+        found.append(
+            (
+                'Training',
+                html.encode_picture(figures.plot_training_curves(metrics), 'Loss and validation score by step'),
+            )
+        )
     return found
 
 
-def _scores(runs: Mapping[str, Run]) -> tuple[list[str], list[list[str]]]:
+def _scores(runs: Mapping[str, RunResults]) -> tuple[list[str], list[list[str]]]:
     """Header and rows: the numbers that `SCORES` names, then all others, counts last."""
     known = [key for run in runs.values() for key, value in run.scores.items() if isinstance(value, int | float)]
-    order = {key: at for at, key in enumerate(SCORES)}
+    order = {key: at for at, key in enumerate(SCORE_FORMATS)}
     is_count = lambda key: any(isinstance(run.scores.get(key), int) for run in runs.values())
     keys = sorted(dict.fromkeys(known), key=lambda key: order.get(key, len(order) + is_count(key)))
-    label = lambda key: SCORES[key][0] if key in SCORES else key.replace('_', ' ').capitalize()
+    label = lambda key: SCORE_FORMATS[key][0] if key in SCORE_FORMATS else key.replace('_', ' ').capitalize()
     rows = [[label(key), *(_number(key, run.scores.get(key)) for run in runs.values())] for key in keys]
     return ['', *(name or 'value' for name in runs)], rows
 
@@ -120,17 +125,23 @@ def _scores(runs: Mapping[str, Run]) -> tuple[list[str], list[list[str]]]:
 def _number(key: str, value: float | None) -> str:
     if value is None:
         return '–'
-    return SCORES[key][1].format(value) if key in SCORES else f'{value:,}' if isinstance(value, int) else f'{value:.3f}'
+    return (
+        SCORE_FORMATS[key][1].format(value)
+        if key in SCORE_FORMATS
+        else f'{value:,}'
+        if isinstance(value, int)
+        else f'{value:.3f}'
+    )
 
 
-def _cards(runs: Mapping[str, Run]) -> tuple[list[tuple[list[tuple[str, str]], list[html.Picture]]], int]:
+def _cards(runs: Mapping[str, RunResults]) -> tuple[list[tuple[list[tuple[str, str]], list[html.Picture]]], int]:
     """(lines, heat maps) of each source sentence, as many as fit in a page, and the number of the others."""
     by_source = {name: {sample['source']: sample for sample in run.samples} for name, run in runs.items()}
     sources = list(dict.fromkeys(source for samples in by_source.values() for source in samples))
-    cards, left = [], PICTURE_BYTES
+    cards, left = [], MAX_PICTURE_BYTES
     for source in sources:
         found = {name: samples[source] for name, samples in by_source.items() if source in samples}
-        maps = {name: heatmap.png(heatmap.figure(s['weights'], s['rows'], s['columns'], gold=_links(s['gold'])))
+        maps = {name: heatmap.render_png(heatmap.plot_heatmap(s['weights'], s['rows'], s['columns'], gold=_links(s['gold'])))
                 for name, s in found.items() if s['weights'] is not None}  # fmt: skip
         left -= sum(map(len, maps.values()))
         if left < 0:
@@ -138,14 +149,16 @@ def _cards(runs: Mapping[str, Run]) -> tuple[list[tuple[list[tuple[str, str]], l
         reference = next(iter(found.values()))['reference']
         lines = [('source', source), *((name or 'output', sample['output']) for name, sample in found.items())]
         lines += [('reference', reference)] if reference is not None else []
-        cards.append((lines, [html.picture(data, f'Alignment of: {source}', name) for name, data in maps.items()]))
+        cards.append(
+            (lines, [html.encode_picture(data, f'Alignment of: {source}', name) for name, data in maps.items()])
+        )
     return cards, len(sources) - len(cards)
 
 
-def _read(workdir: Path, split: str, scores: Mapping[str, Any] | None = None) -> Run:
+def _read(workdir: Path, split: str, scores: Mapping[str, Any] | None = None) -> RunResults:
     config = _json(workdir / 'config.json', 'train')
     samples = workdir / 'samples' / f'{split}.json'
-    return Run(
+    return RunResults(
         config, scores or _json(workdir / f'scores-{split}.json', 'eval'),
         files.read_records(workdir / 'metrics.jsonl'), _samples(samples) if samples.exists() else [],
         _pictures(workdir / 'figures' / f'eval-{split}'),
@@ -176,13 +189,13 @@ def _samples(path: Path) -> list[dict[str, Any]]:
                 else sample for sample in samples]  # fmt: skip
 
 
-def _links(gold: Mapping[str, Any] | None) -> Links | None:
+def _links(gold: Mapping[str, Any] | None) -> GoldLinks | None:
     if gold is None:
         return None
     sure, possible = (frozenset((source, target) for source, target in gold[kind]) for kind in ('sure', 'possible'))
-    return Links(sure, sure | possible)
+    return GoldLinks(sure, sure | possible)
 
 
 def _summary(config: Mapping[str, Any]) -> str:
-    found = [(form, config.get(section, {}).get(key)) for section, key, form in SUMMARY]
+    found = [(form, config.get(section, {}).get(key)) for section, key, form in SUMMARY_FIELDS]
     return ' · '.join([*(form.format(value) for form, value in found if value), f'seed {config.get("seed")}'])

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-MANY = 8  # values of a key from which on each is seen once or twice, as in a random search
-LABEL = 40
+MAX_VALUE_TICKS = 8  # values of a key from which on each is seen once or twice, as in a random search
+MAX_LABEL_LENGTH = 40
 
-SCORES = {  # key of scores-SPLIT.json -> label and format; a number without an entry is shown by its key
+SCORE_FORMATS = {  # key of scores-SPLIT.json -> label and format; a number without an entry is shown by its key
     'bleu': ('BLEU', '{:.1f}'),
     'bleu_words': ('BLEU of lower-cased words', '{:.1f}'),
     'chrf': ('chrF', '{:.1f}'),
@@ -28,7 +28,7 @@ SCORES = {  # key of scores-SPLIT.json -> label and format; a number without an 
 }
 
 
-class Scale(NamedTuple):
+class AxisScale(NamedTuple):
     """Where the values of a key stand on an axis.
 
     kind: 'category', 'linear' or 'log'.  places: repr of a value -> its place; of numbers, themselves.
@@ -49,31 +49,31 @@ class Scale(NamedTuple):
         return (turned(place) - low) / (high - low) if high > low else 0.5
 
 
-def scale(values: Sequence[Any], few: int = MANY) -> Scale:
+def build_axis_scale(values: Sequence[Any], few: int = MAX_VALUE_TICKS) -> AxisScale:
     """Numbers on an axis of numbers, all else as categories.
 
     few: more values than these are not all ticks.
     """
     distinct = list({repr(value): value for value in values}.values())
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct):
-        return Scale(
+        return AxisScale(
             'category',
             {repr(value): float(at) for at, value in enumerate(distinct)},
-            [(float(at), short(shown(value))) for at, value in enumerate(distinct)],
+            [(float(at), shorten_label(format_value(value))) for at, value in enumerate(distinct)],
         )
     distinct.sort()
     wide = _spread_by_factors(distinct)
     if len(distinct) <= few:
-        ticks = [(float(value), shown(value)) for value in distinct]
+        ticks = [(float(value), format_value(value)) for value in distinct]
     elif wide:
         first, last = (round(math.log10(value)) for value in (distinct[0], distinct[-1]))
-        ticks = [(10.0**power, shown(10.0**power)) for power in range(first, last + 1)]
+        ticks = [(10.0**power, format_value(10.0**power)) for power in range(first, last + 1)]
     else:
         from matplotlib.ticker import MaxNLocator
 
         found = MaxNLocator(5).tick_values(distinct[0], distinct[-1])
-        ticks = [(float(at), shown(float(at))) for at in found if distinct[0] <= at <= distinct[-1]]
-    return Scale('log' if wide else 'linear', {repr(value): float(value) for value in distinct}, ticks)
+        ticks = [(float(at), format_value(float(at))) for at in found if distinct[0] <= at <= distinct[-1]]
+    return AxisScale('log' if wide else 'linear', {repr(value): float(value) for value in distinct}, ticks)
 
 
 def _spread_by_factors(ordered: Sequence[float]) -> bool:
@@ -84,7 +84,7 @@ def _spread_by_factors(ordered: Sequence[float]) -> bool:
     return abs(math.log(middle / low) / math.log(high / low) - 0.5) <= abs((middle - low) / (high - low) - 0.5)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as the command line takes it, a float in four digits; what cannot be printed in a line is escaped."""
     match value:
         case bool():
@@ -92,23 +92,23 @@ def shown(value: Any) -> str:
         case float():
             return f'{value:.4g}'.replace('e-0', 'e-').replace('e+0', 'e')
         case tuple():
-            return ','.join(map(shown, value))
+            return ','.join(map(format_value, value))
         case str() if not value.isprintable():  # the text of an experiment must not end lines or command terminals
             return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode('ascii') for c in value)
         case _:
             return str(value)
 
 
-def described(values: Mapping[str, Any]) -> str:
+def describe_values(values: Mapping[str, Any]) -> str:
     """`learning_rate=0.001, order=pre`."""
-    return ', '.join(f'{key}={shown(value)}' for key, value in values.items())
+    return ', '.join(f'{key}={format_value(value)}' for key, value in values.items())
 
 
-def short(text: str) -> str:
-    """The text, short enough to be drawn; `heatmap.png` keeps matplotlib from reading mathematics between dollars."""
-    return cropped(text, LABEL)
+def shorten_label(text: str) -> str:
+    """The text, short enough to be drawn; `heatmap.render_png` keeps matplotlib from reading mathematics between dollars."""
+    return crop_text(text, MAX_LABEL_LENGTH)
 
 
-def cropped(text: str, length: int) -> str:
+def crop_text(text: str, length: int) -> str:
     """The text, its end in dots where it is longer."""
     return text if len(text) <= length else text[: length - 1] + '…'

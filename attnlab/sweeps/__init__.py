@@ -9,7 +9,7 @@ from attnlab.errors import UserError
 Overrides = dict[str, Any]
 """Dotted key of a config -> value, or its text as on the command line."""
 
-MOST = 10_000
+MAX_POINTS = 10_000
 """Points that a sweep or a search may have: all have a trial in the database before the first of them runs."""
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from attnlab import environment
 from attnlab.errors import Stopped, UserError
 from attnlab.flags import nearest, number
-from attnlab.sweeps import MOST
-from attnlab.sweeps.signals import handled
+from attnlab.sweeps import MAX_POINTS
+from attnlab.sweeps.signals import handle_stop_signals
 
 if TYPE_CHECKING:
-    from attnlab.sweeps.points import Plan
+    from attnlab.sweeps.points import SweepPlan
 
 _MANY = 64
 """Devices, as many as any mesh of one machine asks for."""
@@ -25,7 +25,7 @@ _MANY = 64
 _PATIENCE = 60.0
 """Seconds that another worker leaves to the first one to tell what is wrong; on a busy machine that may start later."""
 
-_LIMITS = {'workers': (1, 256), 'index': (0, MOST - 1), 'trials': (1, MOST), 'worker': (0, 255)}
+_LIMITS = {'workers': (1, 256), 'index': (0, MAX_POINTS - 1), 'trials': (1, MAX_POINTS), 'worker': (0, 255)}
 """The least and the most of each number; so many workers are more than any machine or cluster queue serves at once."""
 
 _CHOICES = {
@@ -35,11 +35,11 @@ _CHOICES = {
 }
 
 
-def run(given: argparse.Namespace) -> int | None:
+def run_sweep_command(given: argparse.Namespace) -> int | None:
     """Runs the command; the exit code.  Raises Stopped where a signal has stopped it."""
     if given.worker is not None:  # before it works a signal may end it at once
         return _run(given)
-    with handled(raises=True):
+    with handle_stop_signals(raises=True):
         return _run(given)
 
 
@@ -51,7 +51,7 @@ def _run(given: argparse.Namespace) -> int | None:
     if numbers['worker'] is not None:
         return _worker(given, folder, numbers['worker'], count)
     if given.list or given.index is not None:
-        environment.prepare(count)
+        environment.configure_process(count)
         plan = _plan(given, folder)
         if plan.search:
             raise UserError(f'{given.sweep} is a search, whose points are drawn when they run')
@@ -64,20 +64,20 @@ def _run(given: argparse.Namespace) -> int | None:
 
         if given.retry:
             _begin(given, folder)  # before a worker could see what is to be forgotten
-        code = master.run(_again(given, retry=False), folder, count)
+        code = master.run_workers(_again(given, retry=False), folder, count)
     return code or _ended(folder)
 
 
-def _plan(given: argparse.Namespace, folder: Path) -> 'Plan':
+def _plan(given: argparse.Namespace, folder: Path) -> 'SweepPlan':
     """What the command line asks for; UserError where it is wrong, and for a directory that holds something else."""
-    from attnlab.sweeps import begin, points
+    from attnlab.sweeps import points, sweep_directory
 
-    plan = points.plan(given.config, given.overrides, given.sweep.split(','), _search(given))
-    begin.check(folder, plan)
+    plan = points.make_sweep_plan(given.config, given.overrides, given.sweep.split(','), _search(given))
+    sweep_directory.check_same_sweep(folder, plan)
     if given.storage:
         from attnlab.sweeps import database
 
-        database.check(given.storage)
+        database.check_database(given.storage)
     return plan
 
 
@@ -117,26 +117,26 @@ def _search(given: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in every.items() if value is not None}
 
 
-def _list(plan: 'Plan') -> None:
-    from attnlab.report.values import shown
-    from attnlab.sweeps.outcome import point_folder
+def _list(plan: 'SweepPlan') -> None:
+    from attnlab.report.values import format_value
+    from attnlab.sweeps.sweep_files import point_folder
 
     for point in plan.points:
-        escaped = lambda value: shown(value) if isinstance(value, str) else value  # a point is a line
+        escaped = lambda value: format_value(value) if isinstance(value, str) else value  # a point is a line
         overrides = ' '.join(f'{key}={escaped(value)}' for key, value in point.overrides.items())
         print(point.number, point_folder(Path(), point.name), overrides, sep='\t')
 
 
-def _one(folder: Path, plan: 'Plan', index: int, retry: bool) -> int:
-    from attnlab.sweeps import begin, board, worker
+def _one(folder: Path, plan: 'SweepPlan', index: int, retry: bool) -> int:
+    from attnlab.sweeps import progress, sweep_directory, worker
 
     if index >= len(plan.points):
         raise UserError(f'--index is {index}; expected 0 to {len(plan.points) - 1}')
-    begin.begin(folder, plan)
-    seen = board.Board(folder, plan)
+    sweep_directory.ensure_sweep_directory(folder, plan)
+    seen = progress.SweepProgress(folder, plan)
     if retry:
         seen.forget_failed([index])
-    end = worker.one(seen, index)
+    end = worker.run_point(seen, index)
     print(f'{plan.points[index].name}: {end}')
     return int(end.status == 'failed')
 
@@ -144,15 +144,15 @@ def _one(folder: Path, plan: 'Plan', index: int, retry: bool) -> int:
 def _worker(given: argparse.Namespace, folder: Path, which: int, count: int) -> int:
     """One of the processes; what is wrong with the command is told by the first of them, if it can."""
     environment.stop_with_launcher()
-    environment.share(which, count)
-    environment.prepare()
-    from attnlab.sweeps import begin, board, worker
+    environment.restrict_hardware(which, count)
+    environment.configure_process()
+    from attnlab.sweeps import progress, sweep_directory, worker
 
     try:
         plan = _plan(given, folder)
-        spec = begin.begin(folder, plan)
+        spec = sweep_directory.ensure_sweep_directory(folder, plan)
         url = given.storage or f'sqlite:///{folder.resolve()}/sweep.db'
-        worker.work(board.Board(folder, plan), spec['id'], url)
+        worker.run_points(progress.SweepProgress(folder, plan), spec['id'], url)
     except UserError:
         if which:
             time.sleep(_PATIENCE)  # the first has the same to say, whereupon the others are ended
@@ -165,24 +165,24 @@ def _worker(given: argparse.Namespace, folder: Path, which: int, count: int) -> 
 def _launch(given: argparse.Namespace, folder: Path, count: int) -> int:
     from attnlab.sweeps import launcher
 
-    options = launcher.options_of(given.launcher_options)
+    options = launcher.parse_launcher_options(given.launcher_options)
     with tempfile.TemporaryDirectory() as scratch:  # the executor makes its folder before it looks at the options
-        launcher.executor(Path(scratch), given.launcher, options)
+        launcher.create_executor(Path(scratch), given.launcher, options)
     _begin(given, folder)
     argv = _again(given, workers=1, launcher=None, launcher_options=None, retry=False)
-    launcher.run(argv, folder, count, given.launcher, options)
+    launcher.run_jobs(argv, folder, count, given.launcher, options)
     return 0
 
 
 def _begin(given: argparse.Namespace, folder: Path) -> None:
     """Begins a sweep whose points others run."""
     with _many_devices():
-        from attnlab.sweeps import begin, board
+        from attnlab.sweeps import progress, sweep_directory
 
         plan = _plan(given, folder)
-        begin.begin(folder, plan)
+        sweep_directory.ensure_sweep_directory(folder, plan)
         if given.retry:
-            seen = board.Board(folder, plan)
+            seen = progress.SweepProgress(folder, plan)
             seen.forget_failed(seen.numbers)
 
 
@@ -190,7 +190,7 @@ def _begin(given: argparse.Namespace, folder: Path) -> None:
 def _many_devices() -> Iterator[None]:
     """As many devices as any config asks for: those of the workers are not here; the workers inherit no such wish."""
     before = dict(os.environ)
-    environment.pretend(_MANY)
+    environment.simulate_cpu_devices(_MANY)
     try:
         yield
     finally:
@@ -199,28 +199,28 @@ def _many_devices() -> Iterator[None]:
 
 
 def _best(given: argparse.Namespace, folder: Path) -> None:
-    from attnlab.sweeps import outcome, winner
+    from attnlab.sweeps import sweep_files, winner
 
-    found = outcome.read(folder)
+    found = sweep_files.read_sweep(folder)
     here, there = f'{given.sweep} of {given.config}', f'{",".join(found.sweep)} of {found.config}'
     if here != there:
         raise UserError(f'--workdir={folder} holds another sweep: {here} here and {there} there')
-    ran = (outcome.read_spec(folder) or {}).get('search') or {}
+    ran = (sweep_files.read_spec(folder) or {}).get('search') or {}
     other = [f'--{name}={value}' for name, value in _search(given).items() if ran.get(name) != value]
     other += [f'--config.{key}={text}' for key, text in given.overrides if (key, text) not in found.overrides]
     if other:
         raise UserError(f'--workdir={folder} holds another sweep: one without {" ".join(other)}')
-    row = winner.write(found, given.best)
+    row = winner.write_best_config(found, given.best)
     print(f'{given.best}: point {row.number}, {row.name}')
 
 
 def _ended(folder: Path) -> int:
     """Shows what came of the sweep; 1 where a point failed, or did not come to an end."""
-    from attnlab.sweeps import outcome, results
+    from attnlab.sweeps import results, sweep_files
 
-    sweep, search = outcome.read(folder), (outcome.read_spec(folder) or {}).get('search')
-    results.show(sweep)
-    print(f'page: {results.report(folder)}')
+    sweep, search = sweep_files.read_sweep(folder), (sweep_files.read_spec(folder) or {}).get('search')
+    results.print_sweep(sweep)
+    print(f'page: {results.write_sweep_report(folder)}')
     statuses = [row.status for row in sweep.rows]
     left = (search['trials'] if search else len(statuses)) - sum(map(statuses.count, ('done', 'pruned', 'failed')))
     if left:

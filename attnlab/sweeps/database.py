@@ -16,9 +16,9 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.storages import RDBStorage
 
 from attnlab.errors import RunError, UserError
-from attnlab.sweeps.outcome import BEAT, GRACE
+from attnlab.sweeps.sweep_files import GRACE_SECONDS, HEARTBEAT_SECONDS
 
-LOCKED = 600.0
+MAX_LOCK_WAIT = 600.0
 """Seconds that an SQLite file may be locked by another process before a worker gives up."""
 
 _SQLITE = b'SQLite format 3\0'
@@ -26,22 +26,22 @@ _LOOK = 2.0
 _TOLD = 60.0
 
 
-class Lost(RunError):
+class DatabaseFailed(RunError):
     """The database failed: the worker ends, and the point it runs is not at fault."""
 
 
-def check(url: str) -> None:
+def check_database(url: str) -> None:
     """Raises UserError for a database that cannot be reached; makes nothing in it."""
-    shown, full = parse(url)
+    shown, full = parse_database_url(url)
     try:
         if full.get_backend_name() == 'sqlite':
             _check_file(shown, full.database)
         else:
             sqlalchemy.create_engine(full, poolclass=sqlalchemy.NullPool).connect().close()
     except ImportError as error:
-        raise no_driver(shown, full) from error
+        raise missing_driver_error(shown, full) from error
     except sqlalchemy.exc.SQLAlchemyError as error:
-        raise UserError(f'--storage={shown} cannot be reached: {why(error)}') from error
+        raise UserError(f'--storage={shown} cannot be reached: {error_summary(error)}') from error
 
 
 def _check_file(shown: str, name: str | None) -> None:
@@ -61,16 +61,16 @@ def _check_file(shown: str, name: str | None) -> None:
             raise UserError(f'--storage={shown}: {file} is no SQLite database')
 
 
-def no_driver(shown: str, url: sqlalchemy.URL) -> UserError:
+def missing_driver_error(shown: str, url: sqlalchemy.URL) -> UserError:
     hint = "; pip install 'attnlab[postgresql]'" if url.get_backend_name() == 'postgresql' else ''
     return UserError(f'--storage={shown} needs a driver that is not installed{hint}')
 
 
-def why(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     return ' '.join(str(error.__cause__ or error).split())
 
 
-def parse(text: str) -> tuple[str, sqlalchemy.URL]:
+def parse_database_url(text: str) -> tuple[str, sqlalchemy.URL]:
     """A URL without its password, to be shown, and as SQLAlchemy has it; UserError for a text that is none."""
     try:
         file = text.removeprefix('sqlite:///')
@@ -96,7 +96,7 @@ def open_storage(url: sqlalchemy.URL, check: Callable[[], None]) -> RDBStorage:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', ExperimentalWarning)
         text = url.render_as_string(hide_password=False)
-        storage = RDBStorage(text, options, heartbeat_interval=int(BEAT), grace_period=int(GRACE))
+        storage = RDBStorage(text, options, heartbeat_interval=int(HEARTBEAT_SECONDS), grace_period=int(GRACE_SECONDS))
     if local:
         begin = lambda connection: connection.exec_driver_sql('BEGIN IMMEDIATE')
         sqlalchemy.event.listen(storage.engine, 'begin', begin)
@@ -119,8 +119,10 @@ def _waiting(file: str, check: Callable[[], None]) -> type[sqlite3.Connection]:
                     raise
             check()
             waited = time.monotonic() - begun
-            if waited > LOCKED:
-                raise Lost(f'{file} has been locked by another process for {waited:.0f} s; the same command goes on')
+            if waited > MAX_LOCK_WAIT:
+                raise DatabaseFailed(
+                    f'{file} has been locked by another process for {waited:.0f} s; the same command goes on'
+                )
             if waited > told:
                 logging.warning('%s is locked by another process; waits for it', file)
                 told = waited + _TOLD

@@ -15,14 +15,14 @@ from attnlab.sweeps import master
 _POLL = 2.0
 
 
-class Job:
+class WorkerJob:
     """`attnlab ARGV` in a job, which goes on in the next one where its time is up; submitit asks for an object."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.argv = list(argv)
 
     def __call__(self) -> int:
-        return subprocess.run(environment.command(*self.argv)).returncode
+        return subprocess.run(environment.attnlab_command(*self.argv)).returncode
 
     def checkpoint(self) -> Any:
         from submitit.helpers import DelayedSubmission
@@ -30,7 +30,7 @@ class Job:
         return DelayedSubmission(self)
 
 
-def options_of(text: str | None) -> dict[str, Any]:
+def parse_launcher_options(text: str | None) -> dict[str, Any]:
     """partition=gpu,timeout_min=60 as keywords of submitit; whole numbers are ints."""
     found: dict[str, Any] = {}
     for part in text.split(',') if text else ():
@@ -41,7 +41,7 @@ def options_of(text: str | None) -> dict[str, Any]:
     return found
 
 
-def executor(folder: Path, launcher: str, options: dict[str, Any]) -> Any:
+def create_executor(folder: Path, launcher: str, options: dict[str, Any]) -> Any:
     """Submitit's executor, whose files go into `folder`; UserError for options that it does not know."""
     try:
         import submitit
@@ -58,22 +58,22 @@ def executor(folder: Path, launcher: str, options: dict[str, Any]) -> Any:
     return made
 
 
-def run(argv: Sequence[str], folder: Path, count: int, launcher: str, options: dict[str, Any]) -> None:
+def run_jobs(argv: Sequence[str], folder: Path, count: int, launcher: str, options: dict[str, Any]) -> None:
     """Submits `count` jobs of `attnlab ARGV`, which share a sweep, and tells of its points until the last has ended."""
-    made = executor(folder / 'jobs', launcher, options)
-    os.environ['PYTHONSAFEPATH'] = '1'  # inherited by submitit's own processes: see `environment.command`
-    told = master.told_of(folder)
+    made = create_executor(folder / 'jobs', launcher, options)
+    os.environ['PYTHONSAFEPATH'] = '1'  # inherited by submitit's own processes: see `environment.attnlab_command`
+    told = master.ended_point_names(folder)
     try:
-        jobs = [made.submit(Job(argv)) for _ in range(count)]
+        jobs = [made.submit(WorkerJob(argv)) for _ in range(count)]
         ids = ' '.join(job.job_id for job in jobs)
         logging.info('jobs %s; their logs are in %s', ids, os.path.join(folder, 'jobs'))
         while not all(job.done() for job in jobs):
-            master.tell(folder, told)
+            master.log_ended_points(folder, told)
             time.sleep(_POLL)
     except Stopped:
         logging.warning('jobs that were submitted go on; only this command, which waits for them, is stopped')
         raise
-    master.tell(folder, told)
+    master.log_ended_points(folder, told)
     for job in jobs:
         if code := 'none' if job.exception() else job.result():
             logging.warning('job %s ended with exit code %s; its log is %s', job.job_id, code, job.paths.stdout)

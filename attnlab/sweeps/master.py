@@ -10,31 +10,31 @@ from pathlib import Path
 
 from attnlab import environment
 from attnlab.errors import RunError
-from attnlab.sweeps import outcome
-from attnlab.sweeps.signals import Signals, handled
+from attnlab.sweeps import sweep_files
+from attnlab.sweeps.signals import StopSignals, handle_stop_signals
 
-DEATHS = 10
+MAX_WORKER_DEATHS = 10
 """So many workers killed, and no point ended in between: that is no accident."""
 
 _POLL = 0.2
 
 
-def run(argv: Sequence[str], folder: Path, count: int) -> int:
+def run_workers(argv: Sequence[str], folder: Path, count: int) -> int:
     """Runs `attnlab ARGV` as workers 0 to count - 1 until they have ended, and tells of each point that ends.
 
     A worker that is killed is started again.  Returns the exit code of the first worker that could not work, else 0.
     Raises Stopped once all workers have ended after a signal.
     """
     start = lambda number: subprocess.Popen(
-        environment.command(*argv, f'--worker={number}'),
-        env=environment.launched(),
+        environment.attnlab_command(*argv, f'--worker={number}'),
+        env=environment.child_environment(),
         start_new_session=True,  # a terminal's Ctrl-C comes to them once, from here
     )
-    told, deaths, came = told_of(folder), 0, 0
-    with handled() as signals, _ended_at_last() as workers:
+    told, deaths, came = ended_point_names(folder), 0, 0
+    with handle_stop_signals() as signals, _ended_at_last() as workers:
         workers += [start(number) for number in range(count)]
         while True:
-            deaths = 0 if tell(folder, told) else deaths
+            deaths = 0 if log_ended_points(folder, told) else deaths
             came = _forwarded(workers, signals, came)
             codes = [worker.poll() for worker in workers]
             if None not in codes and (came or not any(codes)):
@@ -45,7 +45,7 @@ def run(argv: Sequence[str], folder: Path, count: int) -> int:
                     return _all_ended(workers, code)
                 if code and code < 0 and not came:
                     deaths += 1
-                    if deaths == DEATHS:
+                    if deaths == MAX_WORKER_DEATHS:
                         _all_ended(workers, 1)
                         raise RunError(f'{deaths} workers were killed with no point ended, the last by {_name(code)}')
                     logging.warning('worker %d was killed by %s; another takes its place', number, _name(code))
@@ -53,7 +53,7 @@ def run(argv: Sequence[str], folder: Path, count: int) -> int:
             time.sleep(_POLL)
 
 
-def _forwarded(workers: Sequence[subprocess.Popen], signals: Signals, before: int) -> int:
+def _forwarded(workers: Sequence[subprocess.Popen], signals: StopSignals, before: int) -> int:
     """Sends SIGTERM to the workers if signals came since the last call; returns how many have come.
 
     It is sent from here and not by the signal's handler, which does not know a worker that is being started.  SIGTERM
@@ -92,16 +92,16 @@ def _ended_at_last() -> Iterator[list[subprocess.Popen]]:
 # What is told meanwhile
 
 
-def told_of(folder: Path) -> set[str]:
+def ended_point_names(folder: Path) -> set[str]:
     """The names of the points that have ended by now."""
     return {path.parent.name for path in (folder / 'points').glob('*/outcome.json')}
 
 
-def tell(folder: Path, told: set[str]) -> int:
+def log_ended_points(folder: Path, told: set[str]) -> int:
     """A log line for each point that has ended since; how many these are."""
-    new = told_of(folder) - told
+    new = ended_point_names(folder) - told
     for name in sorted(new):
-        end = outcome.outcome(folder, name)
+        end = sweep_files.read_outcome(folder, name)
         if end is None:  # it is to be run again
             continue
         told.add(name)

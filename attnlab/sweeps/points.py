@@ -12,12 +12,12 @@ from ml_collections import ConfigDict
 from attnlab import configs, tasks
 from attnlab.errors import UserError
 from attnlab.flags import nearest
-from attnlab.report.values import described
-from attnlab.sweeps import MOST, Overrides, product
-from attnlab.sweeps.outcome import Direction
+from attnlab.report.values import describe_values
+from attnlab.sweeps import MAX_POINTS, Overrides, product
+from attnlab.sweeps.sweep_files import Direction
 from attnlab.train import run
 
-LONGEST = 120
+MAX_NAME_LENGTH = 120
 """So many characters of a name at most; a file system takes 255, of which some are added."""
 
 
@@ -29,7 +29,7 @@ class Point(NamedTuple):
     overrides: Overrides
 
 
-class Plan(NamedTuple):
+class SweepPlan(NamedTuple):
     """What a sweep is; the same wherever it is made from the same command.
 
     config, overrides: as on the command line.  sweep: the names after --sweep.
@@ -47,27 +47,29 @@ class Plan(NamedTuple):
     points: list[Point]
 
 
-def plan(config: str, overrides: Sequence[tuple[str, str]], names: Sequence[str], search: dict[str, Any]) -> Plan:
+def make_sweep_plan(
+    config: str, overrides: Sequence[tuple[str, str]], names: Sequence[str], search: dict[str, Any]
+) -> SweepPlan:
     """What the command line asks for.  search: what it says of one, empty where it says nothing.
 
     Raises UserError for whatever is wrong with the experiment, the sweep or any of its points; nothing is written.
     """
-    base = configs.load(config, overrides)
-    found = search_of(config, names)
-    metric, direction = tasks.task_of(base).best
+    base = configs.load_experiment(config, overrides)
+    found = find_search(config, names)
+    metric, direction = tasks.create_task(base).best
     if found is None:
         if search:
             raise UserError(f'--{next(iter(search))} is of a search; {", ".join(names)} is none')
         points, asked = _points(config, overrides, names), None
     else:
-        run.check(base)
+        run.check_config(base)
         points, asked = [], {'trials': 20, 'sampler': 'tpe', 'pruner': 'none'} | search
-    return Plan(config, list(overrides), list(names), asked, metric, direction, base, points)
+    return SweepPlan(config, list(overrides), list(names), asked, metric, direction, base, points)
 
 
-def search_of(config: str, names: Sequence[str]) -> Callable[[Any], Overrides] | None:
+def find_search(config: str, names: Sequence[str]) -> Callable[[Any], Overrides] | None:
     """The experiment's search of a name; None where the names are of sweeps; UserError where they are of neither."""
-    sweeps, searches = (configs.functions(config, prefix) for prefix in ('sweep_', 'search_'))
+    sweeps, searches = (configs.experiment_functions(config, prefix) for prefix in ('sweep_', 'search_'))
     for name in names:
         if name not in sweeps and name not in searches:
             known = [*sweeps, *searches]
@@ -82,20 +84,20 @@ def search_of(config: str, names: Sequence[str]) -> Callable[[Any], Overrides] |
     return searches[names[0]]
 
 
-def configured(config: str, overrides: Sequence[tuple[str, str]], point: Mapping[str, Any]) -> ConfigDict:
+def point_config(config: str, overrides: Sequence[tuple[str, str]], point: Mapping[str, Any]) -> ConfigDict:
     """The locked config of a point; UserError for a key that the command line sets as well."""
     for key, text in overrides:
         if key in point:
             raise UserError(f'config.{key} is varied by the sweep, and --config.{key}={text} sets it')
-    return configs.load(config, [*overrides, *point.items()])
+    return configs.load_experiment(config, [*overrides, *point.items()])
 
 
-def typed(config: ConfigDict, point: Mapping[str, Any]) -> Overrides:
+def typed_overrides(config: ConfigDict, point: Mapping[str, Any]) -> Overrides:
     """The overrides with the values that the config has by them."""
     return {key: config[key] for key in point}
 
 
-def name_of(overrides: Mapping[str, Any], number: int | None = None) -> str:
+def point_name(overrides: Mapping[str, Any], number: int | None = None) -> str:
     """A folder's name, as in learning_rate=0.001,seed=0: the last parts of the keys, or all where those are alike.
 
     What a file system may not take is written as %XX; what is too long is cut and ends in a hash.
@@ -106,10 +108,10 @@ def name_of(overrides: Mapping[str, Any], number: int | None = None) -> str:
     parts = [f'{key}={_shown(value, number)}' for key, value in zip(keys, overrides.values(), strict=True)]
     head = '' if number is None else f'{number:04d},'
     name = head + _escaped(','.join(parts) or 'base')
-    if len(name) <= LONGEST:
+    if len(name) <= MAX_NAME_LENGTH:
         return name
     digest = hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()[:12]
-    return f'{name[: LONGEST - 13]}-{digest}'
+    return f'{name[: MAX_NAME_LENGTH - 13]}-{digest}'
 
 
 def _shown(value: Any, number: int | None) -> str:
@@ -132,19 +134,19 @@ def _points(config: str, overrides: Sequence[tuple[str, str]], names: Sequence[s
     points: list[Point] = []
     seen: dict[str, int] = {}
     for number, given in enumerate(_given(config, names)):
-        told = described(given) or 'nothing'
+        told = describe_values(given) or 'nothing'
         try:
-            locked = configured(config, overrides, given)
-            run.check(locked)
+            locked = point_config(config, overrides, given)
+            run.check_config(locked)
         except UserError as error:
             raise UserError(f'point {number} of the sweep ({told}): {error}') from error
-        values = typed(locked, given)
+        values = typed_overrides(locked, given)
         # By all of the config: what a point does not set has the value of the file, which another may set as well.
-        same = json.dumps(configs.tree(locked))
+        same = json.dumps(configs.config_to_json(locked))
         if same in seen:
             raise UserError(f'points {seen[same]} and {number} of the sweep are the same: {told}')
         seen[same] = number
-        points.append(Point(number, name_of(values), values))
+        points.append(Point(number, point_name(values), values))
     if not points:
         raise UserError(f'--sweep={",".join(names)} has no points')
     return _unlike(points)
@@ -158,10 +160,10 @@ def _unlike(points: list[Point]) -> list[Point]:
 
 
 def _given(config: str, names: Sequence[str]) -> list[Overrides]:
-    found = configs.functions(config, 'sweep_')
-    every = list(itertools.islice(product(*(_points_of(config, name, found[name]) for name in names)), MOST + 1))
-    if len(every) > MOST:
-        raise UserError(f'--sweep={",".join(names)} has more than {MOST} points')
+    found = configs.experiment_functions(config, 'sweep_')
+    every = list(itertools.islice(product(*(_points_of(config, name, found[name]) for name in names)), MAX_POINTS + 1))
+    if len(every) > MAX_POINTS:
+        raise UserError(f'--sweep={",".join(names)} has more than {MAX_POINTS} points')
     return every
 
 
@@ -171,7 +173,7 @@ def _points_of(config: str, name: str, sweep: Callable[[], Iterable[Overrides]])
         found = sweep()
         if found is None:
             raise UserError(f'sweep_{name}() returns None; expected dicts dotted key -> value')
-        each = list(itertools.islice(found, MOST + 1))
+        each = list(itertools.islice(found, MAX_POINTS + 1))
     except UserError as error:
         raise UserError(f'{config}: {error}') from error
     except (Exception, SystemExit) as error:  # whatever the experiment's author raises

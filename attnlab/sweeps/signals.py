@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from attnlab.errors import Stopped
-from attnlab.train.signals import reported
+from attnlab.train.signals import report_signals
 
 
-class Signals:
+class StopSignals:
     """The first signal that came, None until then, and the count of all that came.
 
     raises: whether a signal raises Stopped where it arrives; otherwise it is kept until the next `check`.
@@ -45,18 +45,18 @@ class Signals:
 
 
 @contextmanager
-def handled(raises: bool = False) -> Iterator[Signals]:
+def handle_stop_signals(raises: bool = False) -> Iterator[StopSignals]:
     """Takes both signals over, except one that the process was started to ignore.
 
     Signals that the training loop takes for itself are kept too: it forgets one that comes after its last step began.
     """
-    signals = Signals(raises)
+    signals = StopSignals(raises)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, signals._handle)
     try:
-        with reported(signals.keep):
+        with report_signals(signals.keep):
             yield signals
     finally:
         for number, handler in before.items():

@@ -29,17 +29,17 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from attnlab import files
 from attnlab.errors import RunError, UserError
-from attnlab.sweeps import database, space
-from attnlab.sweeps.outcome import BEAT, GRACE, Outcome
+from attnlab.sweeps import database, search_space
+from attnlab.sweeps.sweep_files import GRACE_SECONDS, HEARTBEAT_SECONDS, Outcome
 
-KILLS = 4
+MAX_KILLS = 4
 """A point whose worker was killed so often, and got no further in between, has failed."""
 
 _ATTEMPTS = 8
 _OPEN = (TrialState.WAITING, TrialState.RUNNING)
 
 
-class Store(NamedTuple):
+class ClaimStore(NamedTuple):
     """A sweep's database and locks.
 
     shown: the database's URL without a password.
@@ -53,7 +53,7 @@ class Store(NamedTuple):
     shown: str
 
 
-Outcomes = Callable[[int], Outcome | None]
+OutcomeLookup = Callable[[int], Outcome | None]
 """How a point ended, by its number."""
 
 
@@ -66,20 +66,20 @@ class Claim(NamedTuple):
     lock: TextIO
 
 
-def connect(
+def open_claim_store(
     url: str,
     name: str,
     direction: str,
     locks: Path,
     pruner: optuna.pruners.BasePruner | None = None,
     check: Callable[[], None] = lambda: None,
-) -> Store:
+) -> ClaimStore:
     """Opens a database, making in it what is not there; UserError where it cannot be.
 
     check: called while an SQLite file is locked by another process; raises to stop waiting.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    shown, full = database.parse(url)
+    shown, full = database.parse_database_url(url)
     for attempt in range(_ATTEMPTS):  # where several make the tables at once, all but one fail
         try:
             storage = database.open_storage(full, check)
@@ -88,27 +88,27 @@ def connect(
                 storage=storage, study_name=name, direction=direction, pruner=pruner, load_if_exists=True
             )
         except ImportError as error:
-            raise database.no_driver(shown, full) from error
+            raise database.missing_driver_error(shown, full) from error
         except (OptunaError, sqlalchemy.exc.SQLAlchemyError, KeyError) as error:
             if attempt == _ATTEMPTS - 1:
-                raise UserError(f'--storage={shown} cannot be opened: {database.why(error)}') from error
+                raise UserError(f'--storage={shown} cannot be opened: {database.error_summary(error)}') from error
             time.sleep(random.uniform(0.1, 0.5))
         else:
             locks.mkdir(parents=True, exist_ok=True)
-            return Store(study, storage, locks, {}, shown)
+            return ClaimStore(study, storage, locks, {}, shown)
     raise AssertionError
 
 
 @contextmanager
-def lost(store: Store) -> Iterator[None]:
+def convert_database_errors(store: ClaimStore) -> Iterator[None]:
     """Raises database.Lost for whatever the database raises."""
     try:
         yield
     except (OptunaError, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as error:
-        raise database.Lost(f'--storage={store.shown} fails: {database.why(error)}') from error
+        raise database.DatabaseFailed(f'--storage={store.shown} fails: {database.error_summary(error)}') from error
 
 
-def close(store: Store) -> None:
+def close_claim_store(store: ClaimStore) -> None:
     """Leaves the database."""
     store.storage.remove_session()
     store.storage.engine.dispose()
@@ -117,7 +117,9 @@ def close(store: Store) -> None:
 # Claims
 
 
-def take(store: Store, points: Sequence[int], outcome: Outcomes, reached: Callable[[int], int]) -> Claim | None:
+def claim_point(
+    store: ClaimStore, points: Sequence[int], outcome: OutcomeLookup, reached: Callable[[int], int]
+) -> Claim | None:
     """Claims the next of the points that nobody runs; None where there is none at the moment.
 
     outcome: of a point.  reached: up to which step it can be resumed.
@@ -135,7 +137,7 @@ def take(store: Store, points: Sequence[int], outcome: Outcomes, reached: Callab
 
 
 def _claimed(
-    store: Store, trial: FrozenTrial, held: TextIO, outcome: Outcomes, reached: Callable[[int], int]
+    store: ClaimStore, trial: FrozenTrial, held: TextIO, outcome: OutcomeLookup, reached: Callable[[int], int]
 ) -> Claim | None:
     point, own = trial.user_attrs['point'], trial._trial_id
     try:
@@ -149,7 +151,7 @@ def _claimed(
     others = [each for each in _trials(store, point) if each._trial_id != own]
     # On several machines two may fill at once; of two that run, both give way, and one trial is made anew.
     if outcome(point) or any(each.state is TrialState.RUNNING for each in others):
-        end(store, own, 'of no use')
+        release_claim(store, own, 'of no use')
         return None
     return Claim(point, own, _kills(others, step), held)
 
@@ -164,14 +166,14 @@ def _kills(trials: Sequence[FrozenTrial], step: int) -> int:
     return count
 
 
-def end(store: Store, trial: int, how: str) -> None:
+def release_claim(store: ClaimStore, trial: int, how: str) -> None:
     """Ends a claim without a value.  how: in a word; one without any was killed."""
     with suppress(UpdateFinishedTrialError):
         store.storage.set_trial_user_attr(trial, 'end', how)
         store.storage.set_trial_state_values(trial, TrialState.FAIL)
 
 
-def tell(store: Store, trial: int, end_of_it: Outcome) -> None:
+def finish_claim(store: ClaimStore, trial: int, end_of_it: Outcome) -> None:
     """Ends a claim whose outcome is written."""
     number = store.storage.get_trial(trial).number
     match end_of_it.status:
@@ -180,34 +182,34 @@ def tell(store: Store, trial: int, end_of_it: Outcome) -> None:
         case 'pruned':
             store.study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
         case _:
-            end(store, trial, 'failed')
+            release_claim(store, trial, 'failed')
 
 
-def report(store: Store, trial: Trial, number: int, value: float) -> bool:
+def report_evaluation(store: ClaimStore, trial: Trial, number: int, value: float) -> bool:
     """Tells of an evaluation, by its number; whether the pruner ends the run."""
     if number not in store.storage.get_trial(trial._trial_id).intermediate_values:  # else told before a kill
         trial.report(value, number)
     return trial.should_prune()
 
 
-def beat(store: Store, trial: int) -> bool:
+def send_heartbeat(store: ClaimStore, trial: int) -> bool:
     """A sign of life; False where the claim was taken from us, as after a sleep of the machine."""
     store.storage.record_heartbeat(trial)
     return store.storage.get_trial(trial).state is TrialState.RUNNING
 
 
-def _trials(store: Store, point: int) -> list[FrozenTrial]:
+def _trials(store: ClaimStore, point: int) -> list[FrozenTrial]:
     return [each for each in store.study.get_trials(deepcopy=False) if each.user_attrs['point'] == point]
 
 
 # The dead
 
 
-def _bury(store: Store, outcome: Outcomes) -> None:
+def _bury(store: ClaimStore, outcome: OutcomeLookup) -> None:
     """Ends the claims of those who died."""
     begun = time.monotonic()
     store.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    if time.monotonic() - begun > BEAT:
+    if time.monotonic() - begun > HEARTBEAT_SECONDS:
         # The file was locked, also for the heartbeats of those who live: they come first.
         return
     with warnings.catch_warnings():
@@ -217,14 +219,14 @@ def _bury(store: Store, outcome: Outcomes) -> None:
         owner = trial.user_attrs.get('owner')
         if owner is None:  # taken this moment, or killed at it: before its first heartbeat, so nothing would end it
             first = store.lost.setdefault(trial.number, time.monotonic())
-            dead = time.monotonic() - first > GRACE
+            dead = time.monotonic() - first > GRACE_SECONDS
         else:
             dead = owner['host'] == _here()
         point = trial.user_attrs['point']
         if dead and (held := _locked(store, str(point))):
             with held, suppress(UpdateFinishedTrialError):
                 if ended := outcome(point):  # it died between writing that and telling it
-                    tell(store, trial._trial_id, ended)
+                    finish_claim(store, trial._trial_id, ended)
                 else:
                     store.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
 
@@ -236,7 +238,7 @@ def _here() -> str:
     return socket.gethostname()
 
 
-def _fill(store: Store, points: Sequence[int], outcome: Outcomes) -> None:
+def _fill(store: ClaimStore, points: Sequence[int], outcome: OutcomeLookup) -> None:
     """A trial for each point that has neither an outcome nor one that waits or runs."""
     if (held := _locked(store, 'fill')) is None:  # another does it
         return
@@ -261,15 +263,15 @@ def _again(point: int, before: FrozenTrial | None) -> FrozenTrial:
 # Locks
 
 
-def _locked(store: Store, name: str) -> TextIO | None:
-    return lock(store.locks / name)
+def _locked(store: ClaimStore, name: str) -> TextIO | None:
+    return lock_point_file(store.locks / name)
 
 
-def lock(path: Path) -> TextIO | None:
-    """As `attnlab.files.lock`; RunError where there are none."""
+def lock_point_file(path: Path) -> TextIO | None:
+    """As `attnlab.files.lock_file`; RunError where there are none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        return files.lock(path)
+        return files.lock_file(path)
     except OSError as error:
         raise RunError(f'{path} cannot be locked: {error.strerror}; a sweep needs a file system with locks') from error
 
@@ -284,18 +286,18 @@ class _Named(Trial):
         try:
             return super()._suggest(name, distribution)
         except ValueError as error:  # as for choices that are not those of an earlier trial
-            what = f'{name}, drawn from {space.shown(distribution)}'
+            what = f'{name}, drawn from {search_space.describe_distribution(distribution)}'
             raise UserError(f'{what}: {" ".join(str(error).split())}') from error
 
 
-def trial_of(store: Store, claim: Claim, sampler: str, seed: int) -> Trial:
+def create_search_trial(store: ClaimStore, claim: Claim, sampler: str, seed: int) -> Trial:
     """What a search draws from.  Its draws are of the seed and the point alone, whichever worker runs it."""
     kinds: dict[str, Callable[..., BaseSampler]] = {'random': RandomSampler, 'tpe': TPESampler, 'cmaes': CmaEsSampler}
     store.study.sampler = kinds[sampler](seed=(seed + 1_000_003 * claim.point) % 2**32)
     return _Named(store.study, claim.trial)
 
 
-def pruner_of(name: str) -> optuna.pruners.BasePruner:
+def create_pruner(name: str) -> optuna.pruners.BasePruner:
     """By its name; a step of it is an evaluation."""
     return {
         'none': optuna.pruners.NopPruner, 'median': optuna.pruners.MedianPruner,

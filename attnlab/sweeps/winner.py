@@ -9,12 +9,12 @@ from ml_collections import ConfigDict
 
 from attnlab import configs, files
 from attnlab.errors import UserError
-from attnlab.report.sweep import spread
-from attnlab.report.values import described
+from attnlab.report.sweep_page import format_mean
+from attnlab.report.values import describe_values
 from attnlab.sweeps import seeds
-from attnlab.sweeps.outcome import Row, Sweep
+from attnlab.sweeps.sweep_files import PointRow, SweepResults
 
-WIDTH = 120
+LINE_LENGTH = 120
 _FIRST = {'task': 0, 'name': 0, 'seed': 1}
 
 _FUNCTION = '''
@@ -30,7 +30,7 @@ def get_config(arg: str = '') -> ConfigDict:
 '''
 
 
-def write(sweep: Sweep, path: str | os.PathLike) -> Row:
+def write_best_config(sweep: SweepResults, path: str | os.PathLike) -> PointRow:
     """Writes an experiment file that `attnlab.configs.load` turns into the best point's config; returns that point.
 
     Of the best group it is the first seed's: to choose the luckiest would be to choose noise.
@@ -44,33 +44,33 @@ def write(sweep: Sweep, path: str | os.PathLike) -> Row:
         raise UserError(f'--best={path} exists already; expected the name of a new file')
     if not path.parent.is_dir():
         raise UserError(f'--best={path}: there is no folder {path.parent}')
-    found = seeds.groups(sweep)
-    at = seeds.best(sweep, found)
+    found = seeds.group_by_seed(sweep)
+    at = seeds.best_group_index(sweep, found)
     if at is None:
         raise UserError(f'{sweep.folder}: no point is done yet, so there is no best one')
-    files.write(path, _text(sweep, found[at], path))
+    files.write_file(path, _text(sweep, found[at], path))
     return found[at].done[0]
 
 
-def _text(sweep: Sweep, group: seeds.Group, path: Path) -> str:
+def _text(sweep: SweepResults, group: seeds.SeedGroup, path: Path) -> str:
     row = group.done[0]
-    config = configs.read(row.run / 'config.json')
+    config = configs.load_config(row.run / 'config.json')
     fields = ''.join(f'    config[{key!r}] = {_literal(value)}\n' for key, value in _ordered(config))
     return f'"""{_docstring(sweep, group, path)}"""{_FUNCTION}{fields}    return config\n'
 
 
-def _docstring(sweep: Sweep, group: seeds.Group, path: Path) -> str:
+def _docstring(sweep: SweepResults, group: seeds.SeedGroup, path: Path) -> str:
     row = group.done[0]
     done = sum(each.status == 'done' for each in sweep.rows)
-    score = f'{sweep.metric} {spread(group.mean or 0.0, group.error, len(group.done))}'
+    score = f'{sweep.metric} {format_mean(group.mean or 0.0, group.error, len(group.done))}'
     lead = f'The best of --sweep={",".join(sweep.sweep)} of {sweep.config}: {score}.'
     changed = dict(sweep.overrides) | row.overrides
     about = [f'Point {row.number} of {len(sweep.rows)}, of which {done} are done; what it sets in that file: '
-             f'{described(changed) or "nothing"}.']  # fmt: skip
+             f'{describe_values(changed) or "nothing"}.']  # fmt: skip
     if len(group.done) > 1:
         about.append(f'It is the first of the seeds, its own best {sweep.metric} {row.value:.6g}, at step {row.step}.')
     command = f'attnlab train --config={path} --workdir=runs/{path.stem}'
-    paragraphs = [textwrap.fill(lead, WIDTH - 3), command, textwrap.fill(' '.join(about), WIDTH)]
+    paragraphs = [textwrap.fill(lead, LINE_LENGTH - 3), command, textwrap.fill(' '.join(about), LINE_LENGTH)]
     return '\n\n'.join(paragraphs).replace('\\', '\\\\').replace('"""', "'''") + '\n'
 
 

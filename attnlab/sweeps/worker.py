@@ -19,53 +19,53 @@ from optuna.trial import Trial
 
 from attnlab import configs
 from attnlab.errors import Diverged, Pruned, RunError, Stopped, UserError
-from attnlab.report.values import cropped, shown
-from attnlab.sweeps import database, outcome, points, space, storage
-from attnlab.sweeps.board import Board
-from attnlab.sweeps.outcome import BEAT, Outcome
-from attnlab.sweeps.points import Plan, Point
-from attnlab.sweeps.signals import Signals, handled
+from attnlab.report.values import crop_text, format_value
+from attnlab.sweeps import database, points, search_space, storage, sweep_files
+from attnlab.sweeps.points import Point, SweepPlan
+from attnlab.sweeps.progress import SweepProgress
+from attnlab.sweeps.signals import StopSignals, handle_stop_signals
+from attnlab.sweeps.sweep_files import HEARTBEAT_SECONDS, Outcome
 from attnlab.train import metrics, run
-from attnlab.train.loop import Watch
+from attnlab.train.loop import EvaluationCallback
 
-REASON = 400
+MAX_REASON_LENGTH = 400
 """Characters of the reason of a failure at most: a device that is out of memory explains itself in pages."""
 
-POLL = 1.0
+POLL_SECONDS = 1.0
 """Seconds between two looks for a point, and between two at whether a sign of life is due."""
 
 
-def work(board: Board, name: str, url: str) -> None:
+def run_points(board: SweepProgress, name: str, url: str) -> None:
     """Runs points until none is left that could be run, here or elsewhere.
 
     name: of the study in the database.  Raises Stopped where a signal asks to stop; what ran then has saved.  Raises
     RunError where the database fails.
     """
     plan = board.plan
-    pruner = storage.pruner_of(plan.search['pruner'] if plan.search else 'none')
-    with handled() as signals, ExitStack() as stack:
-        store = storage.connect(url, name, plan.direction, board.folder / 'locks', pruner, signals.check)
-        stack.callback(storage.close, store)
-        stack.enter_context(storage.lost(store))
+    pruner = storage.create_pruner(plan.search['pruner'] if plan.search else 'none')
+    with handle_stop_signals() as signals, ExitStack() as stack:
+        store = storage.open_claim_store(url, name, plan.direction, board.folder / 'locks', pruner, signals.check)
+        stack.callback(storage.close_claim_store, store)
+        stack.enter_context(storage.convert_database_errors(store))
         while not all(board.ended(number) for number in board.numbers):
             signals.check()
-            claim = storage.take(store, board.numbers, board.ended, board.reached)
+            claim = storage.claim_point(store, board.numbers, board.ended, board.reached)
             if claim is None:
-                time.sleep(POLL)
+                time.sleep(POLL_SECONDS)
                 continue
             with claim.lock:
                 _claimed(board, store, claim, signals)
         signals.check()
 
 
-def one(board: Board, number: int) -> Outcome:
+def run_point(board: SweepProgress, number: int) -> Outcome:
     """Runs a point with no database; how it ended, also where that was before.
 
     Raises Stopped where a signal came, also where it came too late to stop the point.
     """
-    if (held := storage.lock(board.folder / 'locks' / str(number))) is None:
+    if (held := storage.lock_point_file(board.folder / 'locks' / str(number))) is None:
         raise RunError(f'point {number} is run by another process')
-    with held, handled() as signals:
+    with held, handle_stop_signals() as signals:
         end = board.ended(number) or _run(board, board.plan.points[number], signals)
         signals.check()
         return end
@@ -74,56 +74,56 @@ def one(board: Board, number: int) -> Outcome:
 # A point
 
 
-def _claimed(board: Board, store: storage.Store, claim: storage.Claim, signals: Signals) -> None:
+def _claimed(board: SweepProgress, store: storage.ClaimStore, claim: storage.Claim, signals: StopSignals) -> None:
     """Runs a claimed point and tells the database what came of it."""
-    watch: Watch = lambda step, scores: None
+    watch: EvaluationCallback = lambda step, scores: None
     end = None
     if board.plan.search:
         seed: Any = board.plan.base.seed
-        trial = storage.trial_of(store, claim, board.plan.search['sampler'], seed)
+        trial = storage.create_search_trial(store, claim, board.plan.search['sampler'], seed)
         point, end = _drawn(board, store, claim.point, trial)
         watch = partial(_report, board, store, trial, point)
     else:
         point = board.plan.points[claim.point]
-    if end is None and claim.kills >= storage.KILLS:
+    if end is None and claim.kills >= storage.MAX_KILLS:
         reason = f'its worker was killed {claim.kills} times with no step saved in between'
-        end = _failed(board.plan, RunError(reason), outcome.seconds_before(board.folder, point.name))
+        end = _failed(board.plan, RunError(reason), sweep_files.read_training_seconds(board.folder, point.name))
     try:
         if end is None:
-            end = _run(board, point, signals, watch, lambda: storage.beat(store, claim.trial))
+            end = _run(board, point, signals, watch, lambda: storage.send_heartbeat(store, claim.trial))
         else:
-            outcome.write_outcome(board.folder, point.name, end)
+            sweep_files.write_outcome(board.folder, point.name, end)
     except Stopped:
-        storage.end(store, claim.trial, 'stopped')
+        storage.release_claim(store, claim.trial, 'stopped')
         raise
-    storage.tell(store, claim.trial, end)
+    storage.finish_claim(store, claim.trial, end)
 
 
-def _drawn(board: Board, store: storage.Store, number: int, trial: Trial) -> tuple[Point, Outcome | None]:
+def _drawn(board: SweepProgress, store: storage.ClaimStore, number: int, trial: Trial) -> tuple[Point, Outcome | None]:
     """The point that a search makes of a trial, and its outcome where there is nothing to train.
 
     That is so where the search makes no config, and where a point with the same config is done.
     """
     plan = board.plan
     try:
-        search = configs.functions(plan.config, 'search_')[plan.sweep[0]]
-        with storage.lost(store):
+        search = configs.experiment_functions(plan.config, 'search_')[plan.sweep[0]]
+        with storage.convert_database_errors(store):
             overrides = search(trial)
-        config = points.configured(plan.config, plan.overrides, overrides)
-        overrides, end = points.typed(config, overrides), _of_another(board, number, config)
-    except database.Lost:
+        config = points.point_config(plan.config, plan.overrides, overrides)
+        overrides, end = points.typed_overrides(config, overrides), _of_another(board, number, config)
+    except database.DatabaseFailed:
         raise
     except (Exception, SystemExit) as error:  # whatever the experiment's author raises
         overrides, end = {}, _failed(plan, error, 0.0)
     if before := board.begun(number):
         return Point(*(before[field] for field in Point._fields)), end
-    point = Point(number, points.name_of(overrides, number), overrides)
-    tree = point._asdict() | space.record(trial)
-    outcome.write(outcome.point_folder(board.folder, point.name) / 'point.json', tree)
+    point = Point(number, points.point_name(overrides, number), overrides)
+    tree = point._asdict() | search_space.record_draws(trial)
+    sweep_files.write_json(sweep_files.point_folder(board.folder, point.name) / 'point.json', tree)
     return point, end
 
 
-def _of_another(board: Board, number: int, config: ConfigDict) -> Outcome | None:
+def _of_another(board: SweepProgress, number: int, config: ConfigDict) -> Outcome | None:
     """The outcome of another point with the same config: the same seed gives the same numbers once more."""
     if (found := board.same(number, config)) is None:
         return None
@@ -132,34 +132,34 @@ def _of_another(board: Board, number: int, config: ConfigDict) -> Outcome | None
 
 
 def _report(
-    board: Board, store: storage.Store, trial: Trial, point: Point, step: int, scores: dict[str, float]
+    board: SweepProgress, store: storage.ClaimStore, trial: Trial, point: Point, step: int, scores: dict[str, float]
 ) -> None:
     """Tells a trial of an evaluation, by its number from 1, and ends the run where the pruner says so."""
-    number = len(_evaluations(outcome.run_folder(board.folder, point.name)))
-    with storage.lost(store):
-        ends = storage.report(store, trial, number, scores[board.plan.metric])
+    number = len(_evaluations(sweep_files.run_folder(board.folder, point.name)))
+    with storage.convert_database_errors(store):
+        ends = storage.report_evaluation(store, trial, number, scores[board.plan.metric])
     if ends:
         raise Pruned(f'pruned at step {step}')
 
 
 def _run(
-    board: Board,
+    board: SweepProgress,
     point: Point,
-    signals: Signals,
-    watch: Watch = lambda step, scores: None,
+    signals: StopSignals,
+    watch: EvaluationCallback = lambda step, scores: None,
     beat: Callable[[], bool] = lambda: True,
 ) -> Outcome:
     """Trains a point, or goes on with it, and writes how it ended; what is printed goes to its log."""
     folder, plan = board.folder, board.plan
-    workdir, before = outcome.run_folder(folder, point.name), outcome.seconds_before(folder, point.name)
+    workdir, before = sweep_files.run_folder(folder, point.name), sweep_files.read_training_seconds(folder, point.name)
     started, clock = time.time(), time.monotonic()
     spent = lambda: before + time.monotonic() - clock
-    says = lambda running: outcome.write_running(folder, point.name, running, started, spent())
+    says = lambda running: sweep_files.write_running(folder, point.name, running, started, spent())
     try:
-        with _log(outcome.point_folder(folder, point.name) / 'log.txt'), _beating(says, beat):
+        with _log(sweep_files.point_folder(folder, point.name) / 'log.txt'), _beating(says, beat):
             end = _trained(plan, point, workdir, signals, watch, spent)
-            outcome.write_outcome(folder, point.name, end)
-    except (Stopped, database.Lost):
+            sweep_files.write_outcome(folder, point.name, end)
+    except (Stopped, database.DatabaseFailed):
         says(False)
         raise
     gc.collect()  # the arrays that the point leaves
@@ -167,16 +167,21 @@ def _run(
 
 
 def _trained(
-    plan: Plan, point: Point, workdir: Path, signals: Signals, watch: Watch, spent: Callable[[], float]
+    plan: SweepPlan,
+    point: Point,
+    workdir: Path,
+    signals: StopSignals,
+    watch: EvaluationCallback,
+    spent: Callable[[], float],
 ) -> Outcome:
     try:
-        config = points.configured(plan.config, plan.overrides, point.overrides)
+        config = points.point_config(plan.config, plan.overrides, point.overrides)
         with signals.raised():
-            done = run.train(config, workdir, watch=watch)
+            done = run.train_run(config, workdir, watch=watch)
         return Outcome(
             'done', plan.metric, plan.direction, done[f'best_{plan.metric}'], int(done['best_step']), spent()
         )
-    except database.Lost:
+    except database.DatabaseFailed:
         raise
     except Pruned as wish:
         print(wish)
@@ -186,22 +191,22 @@ def _trained(
         return _failed(plan, error, spent())
 
 
-def _failed(plan: Plan, error: BaseException, seconds: float) -> Outcome:
-    text = shown(' '.join(str(error).split()))
+def _failed(plan: SweepPlan, error: BaseException, seconds: float) -> Outcome:
+    text = format_value(' '.join(str(error).split()))
     reason = text if isinstance(error, UserError | RunError) else f'{type(error).__name__}: {text}'
-    reason = cropped(reason, REASON)  # all of it, with the traceback, is in the point's log
+    reason = crop_text(reason, MAX_REASON_LENGTH)  # all of it, with the traceback, is in the point's log
     diverged_at = error.step if isinstance(error, Diverged) else None
     return Outcome('failed', plan.metric, plan.direction, None, None, seconds, reason, diverged_at)
 
 
-def _best(workdir: Path, plan: Plan) -> tuple[float, int]:
+def _best(workdir: Path, plan: SweepPlan) -> tuple[float, int]:
     found = _evaluations(workdir)
     best = (max if plan.direction == 'max' else min)(found, key=lambda record: record[plan.metric])
     return best[plan.metric], best['step']
 
 
 def _evaluations(workdir: Path) -> list[dict[str, Any]]:
-    return [record for record in metrics.read(workdir) if record['split'] == 'valid']
+    return [record for record in metrics.read_metrics(workdir) if record['split'] == 'valid']
 
 
 # The process
@@ -234,11 +239,11 @@ def _beating(says: Callable[[bool], None], beat: Callable[[], bool]) -> Iterator
     done = threading.Event()
 
     def signs() -> None:
-        next_one = time.monotonic() + BEAT
-        while not done.wait(POLL):
+        next_one = time.monotonic() + HEARTBEAT_SECONDS
+        while not done.wait(POLL_SECONDS):
             if time.monotonic() < next_one:
                 continue
-            next_one = time.monotonic() + BEAT
+            next_one = time.monotonic() + HEARTBEAT_SECONDS
             try:
                 says(True)
                 mine = beat()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from attnlab.tasks.task import Task
 
 
-def task_of(config: RunConfig | ConfigDict, workdir: Path | None = None) -> Task:
+def create_task(config: RunConfig | ConfigDict, workdir: Path | None = None) -> Task:
     """Return the task of a config; reads no data.
 
     workdir: directory of a run whose vocabularies are loaded; None: they are built from the training data.
@@ -22,5 +22,5 @@ def task_of(config: RunConfig | ConfigDict, workdir: Path | None = None) -> Task
     Raises UserError for an unknown task, and naming the key for a config with a wrong field or value.
     """
     if not isinstance(config, RunConfig):
-        config = fields.typed(config_class(config.get('task')), config)
+        config = fields.to_dataclass(config_class(config.get('task')), config)
     return task_class(config.task)(config, workdir)

@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 
 from attnlab.configs import BlockConfig, Section
-from attnlab.kernels.losses import Sums
-from attnlab.layers.mlp import hidden_width
+from attnlab.kernels.losses import LossSums
+from attnlab.layers.mlp import default_mlp_width
 
 M = TypeVar('M', bound=BlockConfig)
 
 
-def outlined(model: M, layers: int | None, active: bool) -> M:
+def outline_config(model: M, layers: int | None, active: bool) -> M:
     """The config of a model for `Outlined.outline`, which has the same arguments.
 
     Dense attention, because all of its matrix products can be counted.
@@ -22,16 +22,16 @@ def outlined(model: M, layers: int | None, active: bool) -> M:
     if active:
         changes['implementation'] = 'dense'
     if active and model.experts:
-        width = model.mlp_width or hidden_width(model.mlp, model.width)
+        width = model.mlp_width or default_mlp_width(model.mlp, model.width)
         changes |= {'mlp_width': width * (model.active + model.shared_expert), 'experts': 0}
     return dataclasses.replace(model, **changes)
 
 
-def with_expert_losses(model: Section, sums: Sums, aux: Mapping[str, Any]) -> Sums:
+def add_expert_losses(model: Section, sums: LossSums, aux: Mapping[str, Any]) -> LossSums:
     """A loss with the auxiliary losses `aux` of the experts of a model, and their means among the extras."""
     if not aux:
         return sums
     assert isinstance(model, BlockConfig)
     logged = {f'experts_{name}': jnp.mean(value) * sums.weight for name, value in aux.items()}
     more = model.load_balance * jnp.sum(aux['load_balance']) + model.router_z * jnp.sum(aux['z'])
-    return Sums(sums.total + more * sums.weight, sums.weight, sums.extras | logged)
+    return LossSums(sums.total + more * sums.weight, sums.weight, sums.extras | logged)

@@ -11,7 +11,7 @@ from attnlab.errors import UserError
 _INITIALISED: set[Section] = set()
 
 
-def check_init(model: Section, init: Callable[[jax.Array], Any]) -> None:
+def check_model_init(model: Section, init: Callable[[jax.Array], Any]) -> None:
     """Raise UserError with the reason that the layers give if no parameters can be made; allocates none.
 
     model: the config of everything that `init` depends on. Points of a sweep often share it: each is tried once.
@@ -28,7 +28,7 @@ def check_init(model: Section, init: Callable[[jax.Array], Any]) -> None:
 _PATHS = {PairFiles: ('train', 'valid', 'test'), TextFile: ('path',), ImageFiles: ('train', 'test')}
 
 
-def check_paths(data: Section) -> None:
+def check_data_paths(data: Section) -> None:
     """Raise UserError if a path that training reads is empty; the fields have no default, and `count` needs none."""
     for name in _PATHS.get(type(data), ()):
         if not getattr(data, name):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 FONT = 'DejaVu Sans'  # the same picture everywhere, accents and ligatures included
 
 
-def set_plain_text(figure: Figure) -> None:
+def set_text_fonts(figure: Figure) -> None:
     """Prepare all texts of a finished figure: no mathematics between dollars, and a font for every character.
 
     Logs one line that names the characters without any installed font; they are drawn as boxes.
@@ -26,7 +26,9 @@ def set_plain_text(figure: Figure) -> None:
             axis.get_ticklabels(which='both')  # creates them
     texts: Iterable[Any] = figure.findobj(Text)
     characters = frozenset().union(*(text.get_text() for text in texts))
-    families, missing = installed_for(''.join(sorted(c for c in characters if unicodedata.category(c)[0] not in 'CZ')))
+    families, missing = find_fallback_families(
+        ''.join(sorted(c for c in characters if unicodedata.category(c)[0] not in 'CZ'))
+    )
     for text in texts:
         text.set_parse_math(False)
         text.set_fontfamily([FONT, *families])
@@ -35,13 +37,13 @@ def set_plain_text(figure: Figure) -> None:
 
 
 @cache
-def installed_for(characters: str) -> tuple[list[str], str]:
+def find_fallback_families(characters: str) -> tuple[list[str], str]:
     """Families beside `FONT` that the characters need, and the characters that no installed font has."""
     missing = ''.join(c for c in characters if not _has(FONT, c))
-    return choose(missing, _ranked(_families(), missing), _has) if missing else ([], '')
+    return choose_families(missing, _ranked(_families(), missing), _has) if missing else ([], '')
 
 
-def choose(characters: str, families: Sequence[str], has: Callable[[str, str], bool]) -> tuple[list[str], str]:
+def choose_families(characters: str, families: Sequence[str], has: Callable[[str, str], bool]) -> tuple[list[str], str]:
     """The first of the families that cover the characters together, and the characters that none has."""
     chosen = []
     for family in families:

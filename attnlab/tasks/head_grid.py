@@ -12,12 +12,12 @@ import numpy as np
 from attnlab.errors import UserError
 from attnlab.tasks import heatmap
 
-Labels = Mapping[str, tuple[Sequence[str], Sequence[str]]]
+MapLabels = Mapping[str, tuple[Sequence[str], Sequence[str]]]
 """(rows, columns) of each kind of attention: tokens of the queries, and of the keys."""
 
 
-def draw(
-    folder: Path, maps: Mapping[str, np.ndarray], labels: Labels, layer: int | None = None, head: int | None = None
+def draw_head_grids(
+    folder: Path, maps: Mapping[str, np.ndarray], labels: MapLabels, layer: int | None = None, head: int | None = None
 ) -> None:
     """Write a picture for each layer, its heads side by side (or one of them), and `weights.npz`; print the files.
 
@@ -27,7 +27,7 @@ def draw(
 
     Raises UserError for a layer or head that the model does not have, before anything is written.
     """
-    check_chosen(maps, layer, head)
+    check_layer_and_head(maps, layer, head)
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = dict(maps)
     for kind in maps:
@@ -44,11 +44,11 @@ def draw(
             title = f'{kind.replace("/", ", ").replace("_", " ")}, layer {number}'
             chosen = heads if head is None else heads[head - 1 : head]
             path = folder / f'{name}.png'
-            path.write_bytes(heatmap.png(figure(chosen, *labels[kind], title, head or 1)))
+            path.write_bytes(heatmap.render_png(plot_head_grid(chosen, *labels[kind], title, head or 1)))
             print(path)
 
 
-def check_chosen(maps: Mapping[str, np.ndarray], layer: int | None, head: int | None) -> None:
+def check_layer_and_head(maps: Mapping[str, np.ndarray], layer: int | None, head: int | None) -> None:
     """Raises UserError for a layer or head, from 1, that weights [L, N, T, S] do not have, and where there are none."""
     if not maps:
         raise UserError('this model has no attention to look at')
@@ -58,16 +58,16 @@ def check_chosen(maps: Mapping[str, np.ndarray], layer: int | None, head: int | 
                 raise UserError(f'--{name} is {number}; expected 1 to {size}, those of {kind}')
 
 
-def figure(heads: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str, first: int = 1) -> Any:
+def plot_head_grid(heads: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str, first: int = 1) -> Any:
     """One panel a head [N, T, S], white 0, black 1, numbered from `first`; the labels stand at the outer panels."""
     from matplotlib.figure import Figure
 
     N, T, S = heads.shape
     across = min(N, max(4, math.ceil(math.sqrt(N))))
     down = math.ceil(N / across)
-    most = min((heatmap.LARGEST / across - 0.25) / S, max(heatmap.LARGEST / down - 0.45, 0.2) / T)
+    most = min((heatmap.MAX_INCHES / across - 0.25) / S, max(heatmap.MAX_INCHES / down - 0.45, 0.2) / T)
     cell = min(float(np.clip(3.6 / max(T, S), 0.045, 0.3)), most)  # inches
-    readable = heatmap.is_readable(rows, columns) and cell >= 0.04
+    readable = heatmap.has_room_for_labels(rows, columns) and cell >= 0.04
     size = min(72 * cell * 0.62, 9.0)  # points
     picture = Figure(figsize=(across * (S * cell + 0.25), down * (T * cell + 0.45)), facecolor='white')
     panels = picture.subplots(down, across, squeeze=False)
@@ -76,16 +76,20 @@ def figure(heads: np.ndarray, rows: Sequence[str], columns: Sequence[str], title
             axes.set_visible(False)
             continue
         axes.imshow(heads[number], cmap='Greys', vmin=0, vmax=1, aspect='equal', interpolation='nearest')
-        axes.set_title(f'head {first + number}', loc='left', fontsize=8, color=heatmap.QUIET, fontfamily=heatmap.FONT)
+        axes.set_title(
+            f'head {first + number}', loc='left', fontsize=8, color=heatmap.MUTED_COLOUR, fontfamily=heatmap.FONT
+        )
         if readable:
-            heatmap.mark(axes, rows if number % across == 0 else [], columns if number + across >= N else [], size)
+            heatmap.label_axes(
+                axes, rows if number % across == 0 else [], columns if number + across >= N else [], size
+            )
         else:
             axes.set(xticks=[], yticks=[])
     # Inches: the labels slant, and the heads' names stand above them.
     labels = max(map(len, columns), default=0) * 0.6 * size / 72 if readable else 0.0
-    title += '' if readable else f' ({heatmap.size_note(T, S)})'
+    title += '' if readable else f' ({heatmap.describe_size(T, S)})'
     above = picture.subplotpars.top + (labels + 0.4) / picture.get_figheight()
-    picture.suptitle(title, x=0.125, y=above, ha='left', va='bottom', fontsize=10, color=heatmap.INK,
+    picture.suptitle(title, x=0.125, y=above, ha='left', va='bottom', fontsize=10, color=heatmap.TEXT_COLOUR,
                      fontfamily=heatmap.FONT)  # fmt: skip
     return picture
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from attnlab.configs import RunConfig
 from attnlab.errors import UserError
-from attnlab.kernels.losses import Sums
+from attnlab.kernels.losses import LossSums
 
 Params = Any
 """A tree of arrays."""
@@ -61,14 +61,14 @@ class Task(Protocol):
         """
         ...
 
-    def loss(self, params: Params, batch: Batch, rng: jax.Array) -> Sums:
+    def loss(self, params: Params, batch: Batch, rng: jax.Array) -> LossSums:
         """Return the training loss; a pure function, which the trainer compiles."""
         ...
 
     def validate(self, params: Params) -> dict[str, float]:
         """Return the scores of the validation split that are logged during training.
 
-        The rows of a batch are sharded over the mesh in context, if there is one (`attnlab.kernels.axes`).
+        The rows of a batch are sharded over the mesh in context, if there is one (`attnlab.kernels.mesh_axes`).
         """
         ...
 
@@ -125,7 +125,7 @@ class Outline(NamedTuple):
 
 
 @runtime_checkable
-class Outlined(Protocol):
+class SupportsOutline(Protocol):
     """A task whose model `attnlab count` can count."""
 
     def outline(self, layers: int | None, active: bool) -> Outline:
@@ -138,7 +138,7 @@ class Outlined(Protocol):
 
 
 @runtime_checkable
-class Attends(Protocol):
+class SupportsAttend(Protocol):
     """A task whose model has attention maps."""
 
     def attention_maps(self, params: Params, text: str) -> AttentionMaps:
@@ -151,7 +151,7 @@ class Attends(Protocol):
 
 
 @runtime_checkable
-class Translates(Protocol):
+class SupportsTranslate(Protocol):
     """A task that translates."""
 
     def translate(
@@ -170,16 +170,16 @@ class Translates(Protocol):
 
 
 @runtime_checkable
-class Generates(Protocol):
+class SupportsGenerate(Protocol):
     """A task that continues a text."""
 
     def generate(self, params: Params, prompt: str, **options: Any) -> list[str]:
-        """Return the prompt with each sample's continuation; options: as in `attnlab.tasks.language.writer.write`."""
+        """Return the prompt with each sample's continuation; options: as in `attnlab.tasks.language.generation.generate_texts`."""
         ...
 
 
 @runtime_checkable
-class Classifies(Protocol):
+class SupportsClassify(Protocol):
     """A task that classifies images."""
 
     def classify(self, params: Params, pixels: np.ndarray) -> np.ndarray:
@@ -188,7 +188,7 @@ class Classifies(Protocol):
 
 
 @runtime_checkable
-class Adapts(Protocol):
+class SupportsAdapt(Protocol):
     """A task whose runs can start from the parameters of another run."""
 
     def adapted(self, source: Any, params: Params) -> Params:
@@ -199,7 +199,7 @@ class Adapts(Protocol):
 Ability = TypeVar('Ability')
 
 
-def able(task: Task, protocol: type[Ability], verb: str) -> Ability:
+def require_support(task: Task, protocol: type[Ability], verb: str) -> Ability:
     """Return the task as an instance of a protocol above; raise UserError naming `verb` if it is none."""
     if not isinstance(task, protocol):
         raise UserError(f'a run of task {task.config.task!r} does not {verb}')

@@ -33,7 +33,7 @@ from attnlab.train import checksum, processes
 T = TypeVar('T')
 
 
-class Progress(NamedTuple):
+class RunProgress(NamedTuple):
     """Where a run stands: the best score so far, its step, and how many evaluations have passed since."""
 
     best: float | None = None
@@ -41,13 +41,13 @@ class Progress(NamedTuple):
     waited: int = 0
 
 
-class Saved(NamedTuple):
+class Checkpoint(NamedTuple):
     """One restored checkpoint."""
 
     step: int
     params: Params
     optimizer: Any
-    progress: Progress
+    progress: RunProgress
 
 
 class _Array(NamedTuple):
@@ -68,7 +68,7 @@ class _Folder(type(epath.Path())):
         return map(type(self), glob.glob(os.path.join(glob.escape(os.fspath(self)), pattern)))
 
 
-def folder_of(workdir: Path) -> epath.Path:
+def checkpoint_folder(workdir: Path) -> epath.Path:
     """Path of a run's checkpoints; raises UserError for one that the libraries that save them write as another.
 
     tensorstore takes a backslash for a slash, and etils and orbax a folder 'gs:' for the start of a URL.
@@ -87,8 +87,8 @@ def folder_of(workdir: Path) -> epath.Path:
 
 
 @contextmanager
-def manager(workdir: Path, read_only: bool = False):
-    """The checkpoint manager of a run's directory, for `save`, `latest` and `best`; waits for the last save at the end.
+def checkpoint_manager(workdir: Path, read_only: bool = False):
+    """The checkpoint manager of a run's directory, for `save_checkpoint`, `restore_latest` and `restore_best`; waits for the last save at the end.
 
     Raises RunError where that save has failed.
     """
@@ -107,7 +107,7 @@ def manager(workdir: Path, read_only: bool = False):
         'optimizer': ocp.StandardCheckpointHandler(),
         'progress': ocp.JsonCheckpointHandler(),
     }
-    opened = ocp.CheckpointManager(folder_of(workdir), options=options, item_handlers=handlers)
+    opened = ocp.CheckpointManager(checkpoint_folder(workdir), options=options, item_handlers=handlers)
     with _quiet():
         try:
             yield opened
@@ -116,7 +116,7 @@ def manager(workdir: Path, read_only: bool = False):
                 opened.close()
 
 
-def steps(workdir: Path) -> list[int]:
+def list_steps(workdir: Path) -> list[int]:
     """The steps that stand in a run's directory under their own names, in order."""
     return sorted(int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal())
 
@@ -155,14 +155,14 @@ def _line(error: Exception) -> str:
     return re.split(r' \[(?:tensorstore_spec|source locations|os_error_code)', first)[0]
 
 
-def save(manager: ocp.CheckpointManager, saved: Saved) -> None:
+def save_checkpoint(manager: ocp.CheckpointManager, saved: Checkpoint) -> None:
     """Saves a step that is newer than all others; then only the newest two and the best one are kept.
 
     Returns when there is a copy, which is written while training goes on.  Every process of a run calls it.
 
     Raises RunError where this save cannot begin, and where the one before has failed.
     """
-    finish(manager)
+    wait_for_save(manager)
     newest = manager.latest_step()
     if newest is not None and saved.step <= newest:
         # Orbax would return False and save nothing.
@@ -179,12 +179,12 @@ def save(manager: ocp.CheckpointManager, saved: Saved) -> None:
         )
 
 
-def finish(manager: ocp.CheckpointManager) -> None:
+def wait_for_save(manager: ocp.CheckpointManager) -> None:
     """Waits for the last save; raises RunError where it has failed, and where the newest step cannot be read."""
     with _writing(manager):
         manager.wait_until_finished()
         newest = manager.latest_step()
-        if newest is not None and processes.first():
+        if newest is not None and processes.is_first_process():
             _check_readable(Path(manager.directory) / str(newest))
 
 
@@ -201,7 +201,7 @@ def _check_readable(folder: Path) -> None:
                 raise ValueError(f'step {folder.name}: {name}/{path} has shape {shape} once saved, not {saved.shape}')
 
 
-def set_aside(manager: ocp.CheckpointManager, step: int) -> None:
+def set_aside_damaged(manager: ocp.CheckpointManager, step: int) -> None:
     """Renames the damaged steps that are newer than the one that a run goes on from, so that it can save them again.
 
     Nothing is lost where they could not be read for some other reason.  Every process of a run calls it.
@@ -212,11 +212,11 @@ def set_aside(manager: ocp.CheckpointManager, step: int) -> None:
         names = (f'{each}.damaged' + (f'-{number}' if number else '') for number in itertools.count())
         name = next(name for name in names if not (folder / name).exists())
         logging.warning('checkpoint of step %d is now %s: the run goes on from step %d', each, folder / name, step)
-        if processes.first():
+        if processes.is_first_process():
             with _writing(manager):
                 (folder / str(each)).rename(folder / name)
     if newer:
-        processes.together('damaged checkpoints are set aside')
+        processes.barrier('damaged checkpoints are set aside')
         manager.reload()
 
 
@@ -227,8 +227,8 @@ def _copy(tree: T) -> T:
 
 def _described(tree: Params) -> dict[str, _Array]:
     """Shape and checksum of every array by its path."""
-    shapes = {checksum.path(keys): leaf.shape for keys, leaf in _leaves(tree)}
-    return {path: _Array(shapes[path], found) for path, found in checksum.of_tree(tree).items()}
+    shapes = {checksum.path_string(keys): leaf.shape for keys, leaf in _leaves(tree)}
+    return {path: _Array(shapes[path], found) for path, found in checksum.tree_checksums(tree).items()}
 
 
 def _sealed(record: dict[str, Any]) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def _sealed(record: dict[str, Any]) -> dict[str, Any]:
     return record | {'sha256': hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()}
 
 
-def latest(manager: ocp.CheckpointManager, params: Params, optimizer: Any) -> Saved | None:
+def restore_latest(manager: ocp.CheckpointManager, params: Params, optimizer: Any) -> Checkpoint | None:
     """The newest step that is whole, in the form of the given trees of shapes; None if none was ever saved.
 
     Each array comes back as its shape's `sharding` says, on the first device if it has none, whatever devices it was
@@ -247,7 +247,7 @@ def latest(manager: ocp.CheckpointManager, params: Params, optimizer: Any) -> Sa
     return _newest_of(manager, manager.all_steps(), {'params': params, 'optimizer': optimizer})
 
 
-def best(manager: ocp.CheckpointManager, params: Params) -> Saved | None:
+def restore_best(manager: ocp.CheckpointManager, params: Params) -> Checkpoint | None:
     """The parameters of the best step, or of the newest whole one where there is no best; `optimizer` is None."""
     restored = _newest_of(manager, manager.all_steps(), {'params': params})
     if restored is None or restored.progress.best_step in (None, restored.step):
@@ -256,14 +256,14 @@ def best(manager: ocp.CheckpointManager, params: Params) -> Saved | None:
 
 
 def _newest_of(
-    manager: ocp.CheckpointManager, steps: Sequence[int], trees: dict[str, Params], otherwise: Saved | None = None
-) -> Saved | None:
+    manager: ocp.CheckpointManager, steps: Sequence[int], trees: dict[str, Params], otherwise: Checkpoint | None = None
+) -> Checkpoint | None:
     with _writing(manager):
         manager.wait_until_finished()  # what is being saved counts
     for step in sorted(steps, reverse=True):
         folder = Path(manager.directory) / str(step)
         found = _restore(folder, trees)
-        if isinstance(found, Saved):
+        if isinstance(found, Checkpoint):
             return found
         state = 'damaged' if folder.is_dir() else 'missing'  # a training that goes on deletes steps, and so do users
         logging.warning('checkpoint of step %d is %s and passed over: %s', step, state, found)
@@ -272,7 +272,7 @@ def _newest_of(
     return otherwise
 
 
-def _restore(folder: Path, trees: dict[str, Params]) -> Saved | str:
+def _restore(folder: Path, trees: dict[str, Params]) -> Checkpoint | str:
     """The step in a folder, or what is wrong with it."""
     record, restored, wrong = {}, {}, ''
     try:
@@ -289,8 +289,8 @@ def _restore(folder: Path, trees: dict[str, Params]) -> Saved | str:
     for name, tree in restored.items():
         if changed := _changed(record, name, tree):
             return f'{changed} does not have the checksum that it was saved with'
-    progress = Progress(**{name: record[name] for name in Progress._fields})
-    return Saved(int(folder.name), restored['params'], restored.get('optimizer'), progress)
+    progress = RunProgress(**{name: record[name] for name in RunProgress._fields})
+    return Checkpoint(int(folder.name), restored['params'], restored.get('optimizer'), progress)
 
 
 def _unsealed(record: dict[str, Any]) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def _unsealed(record: dict[str, Any]) -> dict[str, Any]:
 def _changed(record: dict[str, Any], name: str, tree: Params) -> str | None:
     """The first array of a tree whose checksum is not the saved one."""
     saved = record['arrays'][name]
-    found = checksum.of_tree(tree)
+    found = checksum.tree_checksums(tree)
     return next((f'{name}/{path}' for path in found if found[path] != saved[path].checksum), None)
 
 
@@ -320,7 +320,7 @@ def _read(folder: Path, tree: T) -> T:
     """
     here = SingleDeviceSharding(jax.local_devices()[0])
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    paths = [checksum.path(keys) for keys, _ in leaves]
+    paths = [checksum.path_string(keys) for keys, _ in leaves]
     reading = []
     for (_, leaf), path, array in zip(leaves, paths, _opened(folder, paths), strict=True):
         stored = array.result()
@@ -350,7 +350,9 @@ def _all(fine: bool) -> bool:
 
 def check_shapes(where: str, have: Params, want: Params) -> None:
     """Raises UserError naming the first array of a tree whose shape is not the one in another."""
-    stored, wanted = ({checksum.path(keys): tuple(leaf.shape) for keys, leaf in _leaves(tree)} for tree in (have, want))
+    stored, wanted = (
+        {checksum.path_string(keys): tuple(leaf.shape) for keys, leaf in _leaves(tree)} for tree in (have, want)
+    )
     for path in sorted(stored.keys() | wanted.keys()):
         if stored.get(path) != wanted.get(path):
             came, expected = stored.get(path), wanted.get(path)

@@ -7,16 +7,18 @@ import jax
 import jax.numpy as jnp
 
 
-def path(keys: Any) -> str:
+def path_string(keys: Any) -> str:
     """Keys, indices and field names alike, since what is on disk has lost the difference."""
     return jax.tree_util.keystr(keys, simple=True, separator='/')
 
 
-def of_tree(tree: Any) -> dict[str, str]:
+def tree_checksums(tree: Any) -> dict[str, str]:
     """16 hexadecimal digits for every leaf, by its path; of an array that several processes share, all of them call."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     sums = jax.device_get([_of_array(leaf) for _, leaf in leaves])
-    return {path(keys): f'{first:08x}{second:08x}' for (keys, _), (first, second) in zip(leaves, sums, strict=True)}
+    return {
+        path_string(keys): f'{first:08x}{second:08x}' for (keys, _), (first, second) in zip(leaves, sums, strict=True)
+    }
 
 
 @jax.jit  # one small program for each shape: one for a whole tree of 900 leaves takes 13 s to compile

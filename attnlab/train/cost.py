@@ -94,7 +94,7 @@ def device_bytes(tree: Any) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """A number of bytes as text, such as '1.5 GiB'."""
     prefixes = ['', 'Ki', 'Mi', 'Gi', 'Ti']
     while abs(count) >= 1024 and len(prefixes) > 1:

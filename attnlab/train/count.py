@@ -9,12 +9,20 @@ from ml_collections import ConfigDict
 
 from attnlab import parameters, tasks
 from attnlab.configs import BlockConfig, RunConfig
-from attnlab.tasks.task import Outline, Outlined, able
+from attnlab.tasks.task import Outline, SupportsOutline, require_support
 from attnlab.train import checksum
-from attnlab.train.cost import compiler_flops, gradient_flops, product_flops, saved_bytes, size, tree_bytes, tree_size
+from attnlab.train.cost import (
+    compiler_flops,
+    format_bytes,
+    gradient_flops,
+    product_flops,
+    saved_bytes,
+    tree_bytes,
+    tree_size,
+)
 
 
-class Row(NamedTuple):
+class CostRow(NamedTuple):
     """A quantity: of one layer, of what is in none, and of the whole.
 
     The first two are None where layers are not alike, and all three where it cannot be computed.
@@ -27,7 +35,7 @@ class Row(NamedTuple):
     unit: str
 
 
-def count(config: RunConfig | ConfigDict) -> tuple[str, list[Row]]:
+def count_costs(config: RunConfig | ConfigDict) -> tuple[str, list[CostRow]]:
     """What one row of a batch is, in words, and the rows of `attnlab count`; nothing is allocated.
 
     Operations are those of products, two for each multiplication; attention counts all pairs, also those that a mask
@@ -36,20 +44,20 @@ def count(config: RunConfig | ConfigDict) -> tuple[str, list[Row]]:
     and is left empty where an array has 2^63 elements or more, of which XLA has no account.
     Activations are what the forward pass keeps for the backward pass; the compiler may keep less.
     """
-    task = tasks.task_of(config)
-    of = able(task, Outlined, 'have a model that can be counted').outline
+    task = tasks.create_task(config)
+    of = require_support(task, SupportsOutline, 'have a model that can be counted').outline
     whole, dense = of(None, False), of(None, True)
     model = getattr(task.config, 'model', None)
     blocks = model if isinstance(model, BlockConfig) else None
     layered, experts = (blocks.layers, blocks.experts) if blocks else (0, 0)
     ones = [(of(layers, False), of(layers, True)) for layers in (1, 2)] if layered else []
 
-    def row(name: str, unit: str, value: Callable[[Outline, int], float], active: bool = False) -> Row:
+    def row(name: str, unit: str, value: Callable[[Outline, int], float], active: bool = False) -> CostRow:
         total = value(dense if active else whole, layered)
         if not layered:
-            return Row(name, None, None, total, unit)
+            return CostRow(name, None, None, total, unit)
         one, two = (value(each[active], layers) for layers, each in enumerate(ones, 1))
-        return Row(name, two - one, 2 * one - two, total, unit)
+        return CostRow(name, two - one, 2 * one - two, total, unit)
 
     share = blocks.active / experts if blocks and experts else 1.0
     rows = [
@@ -77,12 +85,12 @@ def count(config: RunConfig | ConfigDict) -> tuple[str, list[Row]]:
     return whole.what, rows
 
 
-def _compilers(name: str, f: Callable[[Outline], Any], each: list[Outline], layers: int) -> Row:
+def _compilers(name: str, f: Callable[[Outline], Any], each: list[Outline], layers: int) -> CostRow:
     try:
         one, two = (compiler_flops(f(outline), outline.params, *outline.batch) for outline in each)
     except RuntimeError:  # XLA's, for an array of 2^63 elements or more
-        return Row(f"  the compiler's, {name}", None, None, None, '')
-    return Row(f"  the compiler's, {name}", two - one, 2 * one - two, one + (layers - 1) * (two - one), '')
+        return CostRow(f"  the compiler's, {name}", None, None, None, '')
+    return CostRow(f"  the compiler's, {name}", two - one, 2 * one - two, one + (layers - 1) * (two - one), '')
 
 
 def _scalar(outline: Outline) -> Callable[..., Any]:
@@ -91,15 +99,15 @@ def _scalar(outline: Outline) -> Callable[..., Any]:
 
 
 def _size(params: Any, kind: str, share: float) -> float:
-    """Parameters; of those of a kind in `parameters.TABLE` only a share."""
+    """Parameters; of those of a kind in `parameters.PARAMETER_RULES` only a share."""
     total = 0.0
     for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        row = parameters.find(checksum.path(keys))
+        row = parameters.find_rule(checksum.path_string(keys))
         total += leaf.size * (share if row and row.kind == kind else 1.0)
     return total
 
 
-def table(what: str, rows: list[Row]) -> str:
+def format_costs(what: str, rows: list[CostRow]) -> str:
     """The rows as text, bytes with their unit."""
     lines = [f'{"one row: " + what:<36}{"each layer":>22}{"the rest":>22}{"all":>24}']
     for each in rows:
@@ -111,4 +119,4 @@ def table(what: str, rows: list[Row]) -> str:
 def _shown(value: float | None, unit: str) -> str:
     if value is None:
         return ''
-    return size(value) if unit == 'B' else f'{value:,.0f}'
+    return format_bytes(value) if unit == 'B' else f'{value:,.0f}'

@@ -12,17 +12,17 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from attnlab.errors import UserError
-from attnlab.kernels.axes import AXES, ROWS, TOKENS
+from attnlab.kernels.mesh_axes import BATCH_AXES, MESH_AXES, SEQUENCE_AXIS
 from attnlab.tasks.task import Batch, Params
 from attnlab.train import sharding
 
 T = TypeVar('T')
 R = TypeVar('R')
 
-AXIS = 'data'
+PMAP_AXIS = 'data'
 """The axis of rows that the programs of pmap share."""
 
-MOST = 2048
+MAX_CPU_MESH_DEVICES = 2048
 """CPU devices of one process in XLA, which compiles no program for more of them."""
 
 
@@ -76,7 +76,7 @@ class Layout(Protocol):
         ...
 
     def use(self, function: Callable[[Params], T], params: Params) -> T:
-        """`function(params)`, where `axes.spread` divides rows over the mesh; pmap: on one device."""
+        """`function(params)`, where `axes.shard_rows` divides rows over the mesh; pmap: on one device."""
         ...
 
     def local(self, tree: T) -> T:
@@ -84,7 +84,7 @@ class Layout(Protocol):
         ...
 
 
-def layout(parallel: Literal['jit', 'pmap'], mesh: str, rows: int) -> Layout:
+def make_layout(parallel: Literal['jit', 'pmap'], mesh: str, rows: int) -> Layout:
     """Of batches, or micro-batches, of so many rows on the devices that a mesh asks for.
 
     mesh: sizes by axis, as in 'data=2,tensor=4'.  Rows are divided over `data`, `fsdp` and `expert`; parameters and the
@@ -96,7 +96,7 @@ def layout(parallel: Literal['jit', 'pmap'], mesh: str, rows: int) -> Layout:
 
     Raises UserError for devices that are not there, and for a number that does not divide the rows.
     """
-    found = mesh_of(mesh, rows)
+    found = make_mesh(mesh, rows)
     if parallel == 'jit':
         return JitLayout(found)
     if found.size > found.shape['data'] or jax.process_count() > 1:
@@ -104,16 +104,16 @@ def layout(parallel: Literal['jit', 'pmap'], mesh: str, rows: int) -> Layout:
     return PmapLayout(list(found.devices.flat))
 
 
-def to_use(mesh: str, rows: int) -> Layout:
-    """As `layout` by jit; where there are fewer devices than the mesh asks for, rows over those that there are."""
-    wanted = math.prod(max(size, 1) for size in sizes_of(mesh).values())
-    return JitLayout(mesh_of(mesh if wanted <= len(jax.devices()) else 'data=0', rows))
+def make_evaluation_layout(mesh: str, rows: int) -> Layout:
+    """As `make_layout` by jit; where there are fewer devices than the mesh asks for, rows over those that there are."""
+    wanted = math.prod(max(size, 1) for size in parse_mesh(mesh).values())
+    return JitLayout(make_mesh(mesh if wanted <= len(jax.devices()) else 'data=0', rows))
 
 
-def mesh_of(text: str, rows: int) -> Mesh:
-    """The mesh of `layout`, over the first devices there are; errors as there."""
+def make_mesh(text: str, rows: int) -> Mesh:
+    """The mesh of `make_layout`, over the first devices there are; errors as there."""
     devices = jax.devices()
-    sizes = _filled(sizes_of(text), rows, len(devices), text)
+    sizes = _filled(parse_mesh(text), rows, len(devices), text)
     count = math.prod(sizes.values())
     if jax.process_count() > 1 and count < len(devices):
         raise UserError(f'train.mesh is {text!r}, {count} devices; expected all {len(devices)} of the processes')
@@ -121,26 +121,30 @@ def mesh_of(text: str, rows: int) -> Mesh:
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes), devices=devices[:count])
 
 
-def sizes_of(mesh: str) -> dict[str, int]:
+def parse_mesh(mesh: str) -> dict[str, int]:
     """'data=2,tensor=4' as sizes of all axes, 1 where it names none; raises UserError for anything else."""
-    sizes, named = {name: 1 for name in AXES}, set()
+    sizes, named = {name: 1 for name in MESH_AXES}, set()
     for part in mesh.split(','):
         name, _, size = part.strip().partition('=')
-        if name not in AXES or not re.fullmatch('[0-9]{1,9}', size) or (int(size) < 1 and name != 'data'):
-            raise UserError(f"train.mesh has {part!r}; expected sizes as in 'data=2,tensor=4', of {', '.join(AXES)}")
+        if name not in MESH_AXES or not re.fullmatch('[0-9]{1,9}', size) or (int(size) < 1 and name != 'data'):
+            raise UserError(
+                f"train.mesh has {part!r}; expected sizes as in 'data=2,tensor=4', of {', '.join(MESH_AXES)}"
+            )
         if name in named:
             raise UserError(f'train.mesh is {mesh!r}; expected a size of {name} once')
         sizes[name], named = int(size), {*named, name}
     return sizes
 
 
-def number_of(mesh: str) -> int:
+def count_mesh_devices(mesh: str) -> int:
     """The devices of a mesh that says them all; raises UserError for one that leaves them open."""
-    sizes = sizes_of(mesh)
+    sizes = parse_mesh(mesh)
     if not sizes['data']:
         raise UserError(f'--mesh is {mesh!r}; expected a number of devices for data too')
-    if (count := math.prod(sizes.values())) > MOST:
-        raise UserError(f'--mesh is {mesh!r}, {count} devices; expected at most {MOST}, as many as XLA compiles for')
+    if (count := math.prod(sizes.values())) > MAX_CPU_MESH_DEVICES:
+        raise UserError(
+            f'--mesh is {mesh!r}, {count} devices; expected at most {MAX_CPU_MESH_DEVICES}, as many as XLA compiles for'
+        )
     return count
 
 
@@ -179,7 +183,7 @@ class JitLayout(Layout):
 
     def stored(self, tree: T) -> T:
         place = lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))
-        return jax.tree.map(place, tree, sharding.specs(tree, self.mesh.shape))
+        return jax.tree.map(place, tree, sharding.parameter_specs(tree, self.mesh.shape))
 
     def compile(self, step: Callable[..., tuple[T, R]], state: T) -> Callable[..., tuple[T, R]]:
         places = jax.tree.map(lambda x: x.sharding, state), self._whole
@@ -192,7 +196,7 @@ class JitLayout(Layout):
         return in_context
 
     def rows(self, count: int) -> slice:
-        held = NamedSharding(self.mesh, PartitionSpec(ROWS)).addressable_devices_indices_map((count,)).values()
+        held = NamedSharding(self.mesh, PartitionSpec(BATCH_AXES)).addressable_devices_indices_map((count,)).values()
         spans = [each[0].indices(count) for each in held if each]
         return slice(min(start for start, _, _ in spans), max(stop for _, stop, _ in spans))
 
@@ -219,14 +223,14 @@ class JitLayout(Layout):
         return jax.tree.map(lambda x: whole(x).addressable_data(0), tree)
 
     def _context(self) -> contextlib.AbstractContextManager[Any]:
-        """The mesh for `axes.spread` and other functions that read it from the context."""
+        """The mesh for `axes.shard_rows` and other functions that read it from the context."""
         return jax.set_mesh(self.mesh) if self.count > 1 else contextlib.nullcontext()
 
 
 class PmapLayout(Layout):
     """A program on each device, with its own rows and the whole state."""
 
-    axis = AXIS
+    axis = PMAP_AXIS
 
     def __init__(self, devices: list[Any]) -> None:
         self.count = len(devices)
@@ -244,7 +248,7 @@ class PmapLayout(Layout):
         return self.local(tree)
 
     def compile(self, step: Callable[..., tuple[T, R]], state: T) -> Callable[..., tuple[T, R]]:
-        return jax.pmap(step, AXIS, donate_argnums=0, devices=self._devices)
+        return jax.pmap(step, PMAP_AXIS, donate_argnums=0, devices=self._devices)
 
     def batch(self, tree: Batch, count: int | None = None) -> Batch:
         return jax.tree.map(lambda x: x.reshape(self.count, -1, *x.shape[1:]), tree)
@@ -261,9 +265,11 @@ def batch_spec(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
 
     Raises UserError where that does not divide it.
     """
-    parts = mesh.shape[TOKENS]
+    parts = mesh.shape[SEQUENCE_AXIS]
     if len(shape) < 2 or parts == 1:
-        return PartitionSpec(ROWS)
+        return PartitionSpec(BATCH_AXES)
     if shape[1] % parts:
-        raise UserError(f'train.mesh has {TOKENS}={parts}; expected a divisor of the length {shape[1]} of a batch')
-    return PartitionSpec(ROWS, TOKENS)
+        raise UserError(
+            f'train.mesh has {SEQUENCE_AXIS}={parts}; expected a divisor of the length {shape[1]} of a batch'
+        )
+    return PartitionSpec(BATCH_AXES, SEQUENCE_AXIS)

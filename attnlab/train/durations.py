@@ -28,7 +28,7 @@ class Durations(NamedTuple):
         examples: training examples.
         """
         train = config.train
-        count = partial(steps, batch_size=train.batch_size, examples=examples)
+        count = partial(duration_in_steps, batch_size=train.batch_size, examples=examples)
         total = count(train.duration, 'train.duration')
         texts = {'log_every': train.log_every, 'eval_every': train.eval_every, 'save_every': train.save_every}
         periods = {name: count(text, f'train.{name}', total=total) for name, text in texts.items()}
@@ -38,7 +38,7 @@ class Durations(NamedTuple):
         return cls(total, count(config.optimizer.warmup, 'optimizer.warmup', total=total), *periods.values())
 
 
-def steps(text: str, key: str, *, batch_size: int, examples: int, total: int | None = None) -> int:
+def duration_in_steps(text: str, key: str, *, batch_size: int, examples: int, total: int | None = None) -> int:
     """Training steps of '500 steps', '2.5 epochs', '10000 examples', or '5 percent' of `total` steps; rounded up.
 
     `key` is the config field that held the text.  Raises UserError for anything else.

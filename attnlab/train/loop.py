@@ -17,19 +17,19 @@ from attnlab.configs.run import RunConfig
 from attnlab.errors import Diverged, Stopped
 from attnlab.tasks.task import Batch, Params, Task
 from attnlab.train import checkpoint, metrics, nans, precision, processes, utilisation
-from attnlab.train.ahead import ahead
 from attnlab.train.clock import Clock
-from attnlab.train.profile import traced
-from attnlab.train.progress import bar
-from attnlab.train.setup import Setup, assemble
-from attnlab.train.signals import Wishes, common_wishes, wishes
-from attnlab.train.step import State, Values
+from attnlab.train.prefetch import prefetch_batches
+from attnlab.train.profile import trace_steps
+from attnlab.train.progress import progress_bar
+from attnlab.train.setup import Setup, make_setup
+from attnlab.train.signals import StopCheck, catch_shared_stop_signals, catch_stop_signals
+from attnlab.train.step import StepMetrics, TrainState
 
-Watch = Callable[[int, dict[str, float]], None]
+EvaluationCallback = Callable[[int, dict[str, float]], None]
 """(step, scores of an evaluation); it may raise, as `Pruned`."""
 
 
-class Options(TypedDict, total=False):
+class TrainOptions(TypedDict, total=False):
     """Keyword arguments of a training that are no part of its config.
 
     debug_nans: keep the state before each step, so that `Diverged` names the first value that was not finite.
@@ -39,11 +39,11 @@ class Options(TypedDict, total=False):
 
     debug_nans: bool
     profile: tuple[int, int] | None
-    watch: Watch
+    watch: EvaluationCallback
 
 
-def train(
-    config: RunConfig, task: Task, workdir: Path, params: Params | None = None, **options: Unpack[Options]
+def run_training_loop(
+    config: RunConfig, task: Task, workdir: Path, params: Params | None = None, **options: Unpack[TrainOptions]
 ) -> dict[str, float]:
     """Train in `workdir`, from its latest checkpoint if it has one; returns the last and the best scores.
 
@@ -51,24 +51,26 @@ def train(
 
     Raises Diverged when a loss, gradient or score is no longer finite, and Stopped, after a save, on SIGTERM or SIGINT.
     """
-    setup = assemble(config, task.examples)
+    setup = make_setup(config, task.examples)
     total, layout = setup.durations.total, setup.layout
     with ExitStack() as stack:
-        manager = stack.enter_context(checkpoint.manager(workdir))
-        state, progress = restore(setup, task, manager, params)
+        manager = stack.enter_context(checkpoint.checkpoint_manager(workdir))
+        state, progress = restore_state(setup, task, manager, params)
         start = int(state.step)
-        checkpoint.set_aside(manager, start)
-        first = processes.first()
-        write = stack.enter_context(metrics.writer(workdir, start, first))
-        advance = stack.enter_context(bar(total, start, first))
-        batches = stack.enter_context(closing(ahead(batch_maker(setup, task), start, total)))
-        stop = stack.enter_context(common_wishes() if processes.several() else wishes())
+        checkpoint.set_aside_damaged(manager, start)
+        first = processes.is_first_process()
+        write = stack.enter_context(metrics.metrics_writer(workdir, start, first))
+        advance = stack.enter_context(progress_bar(total, start, first))
+        batches = stack.enter_context(closing(prefetch_batches(make_batch_loader(setup, task), start, total)))
+        stop = stack.enter_context(
+            catch_shared_stop_signals() if processes.is_multi_process() else catch_stop_signals()
+        )
         state = layout.replicate(state)
-        update, advice = setup.compiled(task.loss, state), lambda step: advice_for(manager)
+        update, advice = setup.compiled(task.loss, state), lambda step: divergence_advice(manager)
         if options.get('debug_nans'):
-            update, advice = nans.remembering(update, task, setup)
+            update, advice = nans.remember_states(update, task, setup)
         if (profile := options.get('profile')) is not None and first:
-            update = stack.enter_context(traced(update, workdir / 'profile', start, profile))
+            update = stack.enter_context(trace_steps(update, workdir / 'profile', start, profile))
         trainer = Trainer(
             setup=setup, task=task, state=state, progress=progress, step=start, manager=manager, batches=batches,
             update=update, stop=stop, write=write, advance=advance, advice=advice, watch=options.get('watch'),
@@ -90,24 +92,24 @@ class Trainer:
 
     setup: Setup
     task: Task
-    state: State
-    progress: checkpoint.Progress
+    state: TrainState
+    progress: checkpoint.RunProgress
     step: int
     manager: ocp.CheckpointManager
     batches: Iterator[Batch]
-    update: Callable[[State, Batch], tuple[State, Values]]
-    stop: Wishes
-    write: metrics.Write
+    update: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
+    stop: StopCheck
+    write: metrics.WriteMetrics
     advance: Callable[[int, dict[str, float]], None]
     advice: Callable[[int], str]
-    watch: Watch | None
+    watch: EvaluationCallback | None
     scores: dict[str, float] = field(default_factory=dict)
-    pending: tuple[int, Values, utilisation.Shape] | None = None
+    pending: tuple[int, StepMetrics, utilisation.BatchShape] | None = None
 
     def __post_init__(self) -> None:
         layout = self.setup.layout
-        flops = utilisation.counter(self.task.loss, self.state.params, layout.axis is not None)
-        self.clock = Clock(flops, utilisation.peak(layout.count, jax.devices()[0].device_kind))
+        flops = utilisation.make_flops_counter(self.task.loss, self.state.params, layout.axis is not None)
+        self.clock = Clock(flops, utilisation.peak_flops(layout.count, jax.devices()[0].device_kind))
 
     def run(self) -> dict[str, float]:
         """Take the remaining steps; returns the last and the best scores."""
@@ -127,7 +129,7 @@ class Trainer:
                 if evaluating and self.watch and self.step < durations.total and not self.out_of_patience:
                     self.watch(self.step, self.scores)
         self.log()
-        checkpoint.finish(self.manager)
+        checkpoint.wait_for_save(self.manager)
         name, _ = self.task.best
         if self.out_of_patience:
             logging.info('stopped at step %d: no better %s in %d evaluations', self.step, name, self.progress.waited)
@@ -141,7 +143,7 @@ class Trainer:
         self.state, values = self.update(self.state, batch)
         self.step += 1
         self.log()
-        self.pending = self.step, values, utilisation.shape_of(batch)
+        self.pending = self.step, values, utilisation.batch_shape(batch)
 
     def log(self) -> None:
         """Read the values of the pending step, check them and report them; raises Diverged."""
@@ -151,7 +153,7 @@ class Trainer:
         # Reading a value from the device is slow: read these every step, the rest only when they are written.
         found = self._read(values, {'loss', 'gradient_norm', 'weight', 'loss_scale'})
         for name in ('loss', 'gradient_norm'):  # a gradient that is not finite has spoilt the parameters already
-            if not math.isfinite(found[name]) and found.get('loss_scale', 1.0) <= precision.LOWEST:
+            if not math.isfinite(found[name]) and found.get('loss_scale', 1.0) <= precision.MIN_SCALE:
                 raise Diverged(step, name, found[name], self.advice(step))
         self.clock.count(found['weight'], shape)
         log_every = self.setup.durations.log
@@ -165,22 +167,22 @@ class Trainer:
         first = {name: self.scores[name], **self.scores} if self.scores else {}  # the line may have no room for more
         self.advance(step, {'loss': found['loss']} | {f'valid {name}': value for name, value in first.items()})
 
-    def _read(self, values: Values, names: Set[str]) -> dict[str, float]:
+    def _read(self, values: StepMetrics, names: Set[str]) -> dict[str, float]:
         local = self.setup.layout.local({name: x for name, x in values.items() if name in names})
         return {name: float(x) for name, x in local.items()}
 
     def evaluate(self) -> None:
         """Score the parameters on the validation split, and note whether they are the best so far."""
         with self.clock.spend('evaluate'):
-            self.scores = processes.agreed(self.setup.layout.use(self.task.validate, self.state.used))
+            self.scores = processes.broadcast_scores(self.setup.layout.use(self.task.validate, self.state.used))
         for name, value in self.scores.items():  # the step before may have spoilt the parameters with a finite loss
             if not math.isfinite(value):
-                raise Diverged(self.step, f'validation {name}', value, advice_for(self.manager))
+                raise Diverged(self.step, f'validation {name}', value, divergence_advice(self.manager))
         self.write(self.step, 'valid', self.scores)
         name, direction = self.task.best
         score, best = self.scores[name], self.progress.best
         if best is None or (score > best if direction == 'max' else score < best):
-            self.progress = checkpoint.Progress(score, self.step, 0)
+            self.progress = checkpoint.RunProgress(score, self.step, 0)
         else:
             self.progress = self.progress._replace(waited=self.progress.waited + 1)
 
@@ -193,33 +195,33 @@ class Trainer:
         """Begin a checkpoint, which is written while training goes on."""
         with self.clock.spend('save'):
             items = checkpoint_items(self.setup.layout.unreplicate(self.state))
-            checkpoint.save(self.manager, checkpoint.Saved(self.step, *items, self.progress))
+            checkpoint.save_checkpoint(self.manager, checkpoint.Checkpoint(self.step, *items, self.progress))
 
     def stop_if_asked(self) -> None:
         """Raise Stopped, with the checkpoint written, if a signal came."""
         if (number := self.stop(self.step)) and self.step < self.setup.durations.total:
-            checkpoint.finish(self.manager)
+            checkpoint.wait_for_save(self.manager)
             raise Stopped(number, self.step)
 
 
-def restore(
+def restore_state(
     setup: Setup, task: Task, manager: ocp.CheckpointManager, params: Params | None
-) -> tuple[State, checkpoint.Progress]:
+) -> tuple[TrainState, checkpoint.RunProgress]:
     """The state of the latest checkpoint; without one the initial state, from `params` if given."""
     make, seed = partial(setup.initial, task.init), np.uint32(setup.config.seed)  # one function: JAX traces it once
     shapes = setup.layout.stored(jax.eval_shape(make, seed, params))
-    saved = checkpoint.latest(manager, *checkpoint_items(shapes))
+    saved = checkpoint.restore_latest(manager, *checkpoint_items(shapes))
     if saved is None:
-        return setup.layout.start(make, seed, params), checkpoint.Progress()
+        return setup.layout.start(make, seed, params), checkpoint.RunProgress()
     logging.info('continues from step %d', saved.step)
     step = setup.layout.start(lambda step: step, np.int32(saved.step))
     if shapes.average is None and shapes.scale is None:
-        return State(step, saved.params, saved.optimizer), saved.progress
+        return TrainState(step, saved.params, saved.optimizer), saved.progress
     average = None if shapes.average is None else saved.params
-    return State(step, **{'params': saved.params, **saved.optimizer}, average=average), saved.progress
+    return TrainState(step, **{'params': saved.params, **saved.optimizer}, average=average), saved.progress
 
 
-def checkpoint_items(state: State) -> tuple[Params, Any]:
+def checkpoint_items(state: TrainState) -> tuple[Params, Any]:
     """The checkpoint items `params` (the average, if there is one) and `optimizer` (what else resuming needs)."""
     beside = {} if state.average is None else {'params': state.params}
     if state.scale is not None:
@@ -227,16 +229,16 @@ def checkpoint_items(state: State) -> tuple[Params, Any]:
     return state.used, {**beside, 'optimizer': state.optimizer} if beside else state.optimizer
 
 
-def batch_maker(setup: Setup, task: Task) -> Callable[[int], Batch]:
+def make_batch_loader(setup: Setup, task: Task) -> Callable[[int], Batch]:
     """(step) -> the batch on its devices; each of several processes makes its own rows."""
-    if not processes.several():
+    if not processes.is_multi_process():
         return lambda step: setup.layout.batch(task.batch(step))
     count = setup.config.train.batch_size
     rows = setup.layout.rows(count)
     return lambda step: setup.layout.batch(task.batch(step, rows), count)
 
 
-def advice_for(manager: ocp.CheckpointManager) -> str:
+def divergence_advice(manager: ocp.CheckpointManager) -> str:
     """What to do about a run that diverged, without a full stop."""
     newest = manager.latest_step()
     saved = 'there is no checkpoint yet' if newest is None else f'the newest checkpoint is from step {newest}'

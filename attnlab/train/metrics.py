@@ -12,13 +12,13 @@ import numpy as np
 from attnlab import files
 from attnlab.errors import RunError
 
-Write = Callable[[int, str, dict[str, float]], None]
+WriteMetrics = Callable[[int, str, dict[str, float]], None]
 """(step, split, values).  Splits: train, valid, and speed, which alone differs between two runs of one config."""
 
 
 @contextmanager
-def writer(workdir: Path, step: int, writes: bool = True):
-    """A `Write` that continues behind `step`: what an interrupted run wrote after it is written again, so it goes.
+def metrics_writer(workdir: Path, step: int, writes: bool = True):
+    """A `WriteMetrics` that continues behind `step`: what an interrupted run wrote after it is written again, so it goes.
 
     writes: False for all processes of a run but one.
 
@@ -67,15 +67,15 @@ def _writing(path: Path):
 def _cut(path: Path, step: int) -> None:
     """Ends a metrics file behind a step; a kill or a full disk in the midst of it leaves it as it was."""
     try:
-        kept = [line for line in read_lines(path) if json.loads(line)['step'] <= step]
+        kept = [line for line in read_metrics_lines(path) if json.loads(line)['step'] <= step]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise RunError(f'{path} has a line that is not a record of a step: delete that line to go on') from None
     text = ''.join(line + '\n' for line in kept)
     if path.exists() and path.read_text(encoding='utf-8') != text:
-        files.write(path, text)
+        files.write_file(path, text)
 
 
-def read_lines(path: Path) -> list[str]:
+def read_metrics_lines(path: Path) -> list[str]:
     """The whole lines of a metrics file; none if there is no file.  A line cut off by a kill does not count."""
     if not path.exists():
         return []
@@ -83,6 +83,6 @@ def read_lines(path: Path) -> list[str]:
     return lines
 
 
-def read(workdir: Path) -> list[dict[str, Any]]:
+def read_metrics(workdir: Path) -> list[dict[str, Any]]:
     """Records of a run, in order; as `files.read_records`."""
     return files.read_records(Path(workdir) / 'metrics.jsonl')

@@ -8,14 +8,14 @@ from pathlib import Path
 import jax
 
 from attnlab.tasks.task import Batch
-from attnlab.train.step import State, Values
+from attnlab.train.step import StepMetrics, TrainState
 
-Update = Callable[[State, Batch], tuple[State, Values]]
+CompiledStep = Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
 """A compiled step."""
 
 
 @contextmanager
-def traced(update: Update, folder: Path, start: int, steps: tuple[int, int]) -> Iterator[Update]:
+def trace_steps(update: CompiledStep, folder: Path, start: int, steps: tuple[int, int]) -> Iterator[CompiledStep]:
     """The update of a run that has done `start` steps, with the steps from `steps[0]` to `steps[1]` traced into a
     folder.  It waits for the device before and after them, and computes the same."""
     first, last = steps
@@ -23,7 +23,7 @@ def traced(update: Update, folder: Path, start: int, steps: tuple[int, int]) -> 
     if start >= first:
         logging.warning('--profile=%d..%d: the run goes on from step %d; nothing is traced', first, last, start)
 
-    def run(state: State, batch: Batch) -> tuple[State, Values]:
+    def run(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         nonlocal done, running
         done += 1
         if done == first:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def bar(total: int, start: int, shown: bool = True):
+def progress_bar(total: int, start: int, shown: bool = True):
     """Yields `advance(step, values)`.  Nothing is drawn where the screen is not a terminal, nor unless `shown`.
 
     Steps, rate and time left always stand in a line of 80 columns; of the values, as many as fit behind them.

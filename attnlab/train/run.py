@@ -16,22 +16,22 @@ from attnlab import configs, files, tasks
 from attnlab.configs import RunConfig
 from attnlab.errors import RunError, UserError
 from attnlab.tasks.task import (
-    Adapts,
-    Attends,
     AttentionMaps,
-    Classifies,
-    Generates,
     Params,
+    SupportsAdapt,
+    SupportsAttend,
+    SupportsClassify,
+    SupportsGenerate,
+    SupportsTranslate,
     Task,
     TranslatedSentence,
-    Translates,
-    able,
+    require_support,
 )
 from attnlab.train import checkpoint, devices, loop, memory, precision, processes
-from attnlab.train.setup import assemble
+from attnlab.train.setup import make_setup
 
 
-class Run(NamedTuple):
+class TrainedRun(NamedTuple):
     """A trained run: its task, and the parameters of its best step.
 
     A method raises UserError if the task of the run does not have what it returns.
@@ -54,45 +54,49 @@ class Run(NamedTuple):
         joined: align words, not sub-words.  layer, shifted: read the alignment off this layer's cross-attention, from
           1, and one step after a token was made, in place of what the config says (Transformers only).
         """
-        return list(able(self.task, Translates, 'translate').translate(self.params, sentences, joined, layer, shifted))
+        return list(
+            require_support(self.task, SupportsTranslate, 'translate').translate(
+                self.params, sentences, joined, layer, shifted
+            )
+        )
 
     def generate(self, prompt: str = '', **options: Any) -> list[str]:
         """Return continuations of a prompt, each with the prompt before it.
 
         options: `tokens` (200), `samples` (1), `seed` (0), `temperature` (1.0), `top_k` and `top_p` (None), as in
-          `attnlab.tasks.language.writer.write`.
+          `attnlab.tasks.language.generation.generate_texts`.
         """
-        return able(self.task, Generates, 'generate').generate(self.params, prompt, **options)
+        return require_support(self.task, SupportsGenerate, 'generate').generate(self.params, prompt, **options)
 
     def classify(self, pixels: np.ndarray) -> np.ndarray:
         """Return the probability of each class, [n, classes] float64, for images [n, H, W, C] uint8."""
-        return able(self.task, Classifies, 'classify').classify(self.params, pixels)
+        return require_support(self.task, SupportsClassify, 'classify').classify(self.params, pixels)
 
     def attention_maps(self, text: str) -> AttentionMaps:
         """Return the attention weights of all layers and heads over a text, or over an image: a file, or its number in
         the test split."""
-        return able(self.task, Attends, 'attend').attention_maps(self.params, text)
+        return require_support(self.task, SupportsAttend, 'attend').attention_maps(self.params, text)
 
 
-def check(config: RunConfig | ConfigDict) -> Task:
+def check_config(config: RunConfig | ConfigDict) -> Task:
     """Return the task of a config; reads no data.
 
     Raises UserError for a config that cannot be trained on the devices of this process.
     """
-    task = tasks.task_of(config)
+    task = tasks.create_task(config)
     task.check()
-    assemble(task.config, examples=1)  # checks durations and devices, whatever the data
+    make_setup(task.config, examples=1)  # checks durations and devices, whatever the data
     return task
 
 
-def train(
+def train_run(
     config: RunConfig | ConfigDict,
     workdir: Path,
-    **options: Unpack[loop.Options],
+    **options: Unpack[loop.TrainOptions],
 ) -> dict[str, float]:
     """Train a config in a directory, from its last checkpoint if it has one; return the last and the best scores.
 
-    options: as in `attnlab.train.loop.train`.
+    options: as in `attnlab.train.loop.run_training_loop`.
 
     A run that has no checkpoint yet starts anew, also with another config.
 
@@ -100,7 +104,7 @@ def train(
     before anything is written.
     """
     # No process writes before all have read.
-    start = processes.in_all(lambda: _prepare(config, workdir, options.get('profile')))
+    start = processes.run_in_all(lambda: _prepare(config, workdir, options.get('profile')))
     task = start.task
     with ExitStack() as stack:
 
@@ -108,11 +112,11 @@ def train(
             stack.enter_context(_locked(workdir))
             if _saved(workdir) != start.saved:
                 raise UserError(f'{workdir} was trained by another process in the meantime')
-            configs.save(configs.config_dict(task.config), workdir / 'config.json')
+            configs.save_config(configs.config_dict(task.config), workdir / 'config.json')
             task.save(workdir)
 
-        processes.by_first(write)
-        return loop.train(task.config, task, workdir, start.params, **options)
+        processes.run_in_first(write)
+        return loop.run_training_loop(task.config, task, workdir, start.params, **options)
 
 
 class _Saved(NamedTuple):
@@ -132,18 +136,18 @@ class _Start(NamedTuple):
 
 def _prepare(config: RunConfig | ConfigDict, workdir: Path, profile: tuple[int, int] | None) -> _Start:
     """Check a config, and read the data and all that training starts from; nothing is written."""
-    task = check(config)
-    checkpoint.folder_of(workdir)
+    task = check_config(config)
+    checkpoint.checkpoint_folder(workdir)
     saved, params = _saved(workdir), None
     if saved.steps:
         if saved.config is not None:
-            before = task_in(workdir).config
-            configs.check_same(configs.config_dict(task.config), configs.config_dict(before))
-        task = tasks.task_of(task.config, workdir)
+            before = load_task(workdir).config
+            configs.check_same_config(configs.config_dict(task.config), configs.config_dict(before))
+        task = tasks.create_task(task.config, workdir)
     elif task.config.start:
         params = _params_of_start(task)
-    setup = assemble(task.config, task.examples)
-    memory.check(task, setup)
+    setup = make_setup(task.config, task.examples)
+    memory.check_memory(task, setup)
     if profile is not None and profile[1] > (total := setup.durations.total):
         raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
     return _Start(saved, task, params)
@@ -151,7 +155,7 @@ def _prepare(config: RunConfig | ConfigDict, workdir: Path, profile: tuple[int, 
 
 def _saved(workdir: Path) -> _Saved:
     config = workdir / 'config.json'
-    return _Saved(config.read_bytes() if config.exists() else None, checkpoint.steps(workdir))
+    return _Saved(config.read_bytes() if config.exists() else None, checkpoint.list_steps(workdir))
 
 
 @contextmanager
@@ -159,7 +163,7 @@ def _locked(workdir: Path) -> Iterator[None]:
     """Make a run's directory and lock it, until this process ends at the latest; UserError if another has locked it."""
     workdir.mkdir(parents=True, exist_ok=True)
     try:
-        held = files.lock(workdir / '.lock')
+        held = files.lock_file(workdir / '.lock')
     except OSError as error:
         logging.warning('%s cannot be locked (%s): start no second run there', workdir, error.strerror)
         yield
@@ -173,61 +177,61 @@ def _locked(workdir: Path) -> Iterator[None]:
 def _params_of_start(task: Task) -> Params:
     """The parameters of the run that `config.start` names, adapted to this task."""
     start, name = task.config.start, task.config.task
-    source = Path(files.at_home(start, 'start'))
+    source = Path(files.expand_home(start, 'start'))
     if not (source / 'config.json').is_file():
         raise UserError(f'start is {start!r}; expected the directory of a trained run')
-    loaded = load(source)
+    loaded = load_run(source)
     if loaded.task.config.task != name:
         raise UserError(f'start is {start!r}, a run of task {loaded.task.config.task!r}; expected {name!r}')
-    params = able(task, Adapts, 'start from another run').adapted(loaded.task, loaded.params)
-    shapes = jax.eval_shape(tasks.task_of(task.config, source).init, jax.random.key(0))
+    params = require_support(task, SupportsAdapt, 'start from another run').adapted(loaded.task, loaded.params)
+    shapes = jax.eval_shape(tasks.create_task(task.config, source).init, jax.random.key(0))
     checkpoint.check_shapes(f'start {start}', params, shapes)
     return jax.device_get(params)  # from where they can be put on any devices
 
 
-def task_in(workdir: Path) -> Task:
+def load_task(workdir: Path) -> Task:
     """The task of the run in a directory; UserError for a config that no run of this version has."""
     path = workdir / 'config.json'
-    config = configs.read(path)
+    config = configs.load_config(path)
     try:
-        task = tasks.task_of(config, workdir)
+        task = tasks.create_task(config, workdir)
         task.check()
     except UserError as error:
         raise UserError(f'{path}: {error}') from error
     return task
 
 
-def load(workdir: Path) -> Run:
+def load_run(workdir: Path) -> TrainedRun:
     """The run in a directory, on one device.
 
     Raises UserError if it has no checkpoint yet, and RunError if its parameters are not finite.
     """
-    return _best(task_in(workdir), workdir)
+    return _best(load_task(workdir), workdir)
 
 
-def _best(task: Task, workdir: Path, layout: devices.Layout | None = None) -> Run:
+def _best(task: Task, workdir: Path, layout: devices.Layout | None = None) -> TrainedRun:
     """The best parameters of a run, on one device or sharded as a layout says."""
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     if layout is not None:
         shapes = layout.stored(shapes)
     saved = None
     if (workdir / 'checkpoints').is_dir():
-        with checkpoint.manager(workdir, read_only=True) as manager:
-            saved = checkpoint.best(manager, shapes)
+        with checkpoint.checkpoint_manager(workdir, read_only=True) as manager:
+            saved = checkpoint.restore_best(manager, shapes)
     if saved is None:
         raise UserError(f'{workdir} has no checkpoint yet: train it first')
-    if not jax.jit(precision.finite)(saved.params):
+    if not jax.jit(precision.all_finite)(saved.params):
         raise RunError(f'{workdir}: the parameters of step {saved.step} are not all finite')
-    return Run(task, saved.params, saved.step)
+    return TrainedRun(task, saved.params, saved.step)
 
 
-def evaluate(workdir: Path, split: str | None = None) -> tuple[str, dict[str, Any]]:
+def evaluate_run(workdir: Path, split: str | None = None) -> tuple[str, dict[str, Any]]:
     """Score a run on a whole split, its task's default if None; write `scores-SPLIT.json` and the task's samples.
 
     Returns the split's name and the scores, also if nothing can be written in the directory.
     """
-    task = task_in(workdir)
-    layout = devices.to_use(task.config.train.mesh, task.config.train.batch_size)
+    task = load_task(workdir)
+    layout = devices.make_evaluation_layout(task.config.train.mesh, task.config.train.batch_size)
     _, params, step = _best(task, workdir, layout)
     split = split or task.default_split
     scores = layout.use(lambda params: task.evaluate(params, split), params)
@@ -236,6 +240,6 @@ def evaluate(workdir: Path, split: str | None = None) -> tuple[str, dict[str, An
         if isinstance(value, float) and not math.isfinite(value):
             raise RunError(f'the {name} of split {split!r} is {value}: the parameters of step {step} have diverged')
     text = json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False)
-    with files.optional(workdir):
-        files.write(workdir / f'scores-{split}.json', text + '\n')
+    with files.log_write_errors(workdir):
+        files.write_file(workdir / f'scores-{split}.json', text + '\n')
     return split, scores

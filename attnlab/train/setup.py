@@ -10,7 +10,7 @@ from attnlab.configs import RunConfig
 from attnlab.tasks.task import Batch, Params
 from attnlab.train import devices, optimizer, precision, step
 from attnlab.train.durations import Durations
-from attnlab.train.step import Loss, State, Values
+from attnlab.train.step import LossFunction, StepMetrics, TrainState
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,16 @@ class Setup:
     durations: Durations
     layout: devices.Layout
     schedule: optimizer.Schedule
-    optimize: optimizer.Optimize
+    optimize: optimizer.OptimizerFactory
 
-    def initial(self, init: Callable[[jax.Array], Params], seed: np.uint32, params: Params | None = None) -> State:
+    def initial(self, init: Callable[[jax.Array], Params], seed: np.uint32, params: Params | None = None) -> TrainState:
         """The state before the first step; pure.  init: (key) -> parameters, where `params` is None."""
-        scaled = precision.is_half(self.config)
+        scaled = precision.uses_float16(self.config)
         return step.initial_state(init, self.optimize, seed, params, ema=self.config.train.ema, scaled=scaled)
 
-    def compiled(self, loss: Loss, state: State) -> Callable[[State, Batch], tuple[State, Values]]:
+    def compiled(
+        self, loss: LossFunction, state: TrainState
+    ) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
         """The training step on the layout's devices.  state: shows the sharding."""
         update = step.make_update(
             loss, self.optimize, self.schedule,
@@ -45,7 +47,7 @@ class Setup:
         return step.Hyperparameters(np.uint32(self.config.seed), np.float32(rate), np.float32(decay))
 
 
-def assemble(config: RunConfig, examples: int) -> Setup:
+def make_setup(config: RunConfig, examples: int) -> Setup:
     """Make the setup of a config.
 
     examples: training examples, which durations in epochs depend on.
@@ -57,7 +59,7 @@ def assemble(config: RunConfig, examples: int) -> Setup:
     return Setup(
         config,
         durations,
-        devices.layout(config.train.parallel, config.train.mesh, rows),
-        optimizer.schedule(config.optimizer, durations.total, durations.warmup),
-        optimizer.build(config.optimizer),
+        devices.make_layout(config.train.parallel, config.train.mesh, rows),
+        optimizer.make_schedule(config.optimizer, durations.total, durations.warmup),
+        optimizer.make_optimizer_factory(config.optimizer),
     )

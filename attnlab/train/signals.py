@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Wishes = Callable[[int], int | None]
+StopCheck = Callable[[int], int | None]
 """Asked once a step, with its number: the signal that wants the run to stop behind it, or None."""
 
 _REPORTS: list[Callable[[int], None]] = []
 
 
 @contextmanager
-def reported(report: Callable[[int], None]) -> Iterator[None]:
-    """Calls `report` with the number of each signal that `wishes` receives, also one that stops no run any more."""
+def report_signals(report: Callable[[int], None]) -> Iterator[None]:
+    """Calls `report` with the number of each signal that `catch_stop_signals` receives, also one that stops no run any more."""
     _REPORTS.append(report)
     try:
         yield
@@ -23,7 +23,7 @@ def reported(report: Callable[[int], None]) -> Iterator[None]:
 
 
 @contextmanager
-def wishes() -> Iterator[Wishes]:
+def catch_stop_signals() -> Iterator[StopCheck]:
     """What tells which of SIGTERM and SIGINT has come, None until then; a second one acts as it always does.
 
     One that the process was started to ignore, as by nohup or behind an &, stays ignored.  Outside of the main thread,
@@ -55,8 +55,8 @@ def wishes() -> Iterator[Wishes]:
 
 
 @contextmanager
-def common_wishes() -> Iterator[Wishes]:
-    """As `wishes` for the processes of one run: a signal to any of them is SIGTERM in all, behind the same step.
+def catch_shared_stop_signals() -> Iterator[StopCheck]:
+    """As `catch_stop_signals` for the processes of one run: a signal to any of them is SIGTERM in all, behind the same step.
 
     It needs the preemption service of `jax.distributed`, which has taken SIGTERM for itself.
     """

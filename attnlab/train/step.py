@@ -8,20 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from attnlab.kernels.losses import Sums
+from attnlab.kernels.losses import LossSums
 from attnlab.tasks.task import Batch, Params
 from attnlab.train import precision
 from attnlab.train.devices import Layout
-from attnlab.train.optimizer import Optimize, Schedule
+from attnlab.train.optimizer import OptimizerFactory, Schedule
 
-Loss = Callable[[Params, Batch, jax.Array], Sums]
+LossFunction = Callable[[Params, Batch, jax.Array], LossSums]
 """(parameters, batch, key) -> sums."""
 
-Values = dict[str, jax.Array]
+StepMetrics = dict[str, jax.Array]
 """Metrics of a step, on the devices."""
 
 
-class State(NamedTuple):
+class TrainState(NamedTuple):
     """Everything that a step changes.
 
     step: steps done.  optimizer: the optimizer's state.
@@ -33,7 +33,7 @@ class State(NamedTuple):
     params: Params
     optimizer: optax.OptState
     average: Params | None = None
-    scale: precision.Scale | None = None
+    scale: precision.LossScale | None = None
 
     @property
     def used(self) -> Params:
@@ -49,25 +49,25 @@ class Hyperparameters(NamedTuple):
     weight_decay: np.float32 | jax.Array
 
 
-Update = Callable[[State, Batch, Hyperparameters], tuple[State, Values]]
+UpdateFunction = Callable[[TrainState, Batch, Hyperparameters], tuple[TrainState, StepMetrics]]
 """The pure training step."""
 
 
 def initial_state(
     init: Callable[[jax.Array], Params],
-    optimize: Optimize,
+    optimize: OptimizerFactory,
     seed: np.uint32 | jax.Array | int,
     params: Params | None = None,
     *,
     ema: float = 0.0,
     scaled: bool = False,
-) -> State:
+) -> TrainState:
     """The state before the first step, from the given parameters or those that `init` makes of the seed; pure."""
     # A step donates the state's memory, so each array must be there once and belong to the state alone.
     copied = lambda tree: jax.tree.map(jnp.copy, tree)
     first = init(jax.random.key(seed)) if params is None else copied(params)
-    average, scale = copied(first) if ema else None, precision.start() if scaled else None
-    return State(jnp.int32(0), first, optimize(0.0, 0.0).init(first), average, scale)
+    average, scale = copied(first) if ema else None, precision.initial_loss_scale() if scaled else None
+    return TrainState(jnp.int32(0), first, optimize(0.0, 0.0).init(first), average, scale)
 
 
 def noise_keys(seed: Any, count: int, step: Any, device: Any) -> jax.Array:
@@ -77,14 +77,14 @@ def noise_keys(seed: Any, count: int, step: Any, device: Any) -> jax.Array:
 
 
 def make_update(
-    loss: Loss,
-    optimize: Optimize,
+    loss: LossFunction,
+    optimize: OptimizerFactory,
     schedule: Schedule,
     *,
     accumulate: int = 1,
     ema: float = 0.0,
     layout: Layout | None = None,
-) -> Update:
+) -> UpdateFunction:
     """The pure training step.
 
     The gradient is that of the batch's total loss divided by the batch's total weight, into however many micro-batches
@@ -99,11 +99,11 @@ def make_update(
     """
     axis = None if layout is None else layout.axis
 
-    def update(state: State, batch: Batch, given: Hyperparameters) -> tuple[State, Values]:
+    def update(state: TrainState, batch: Batch, given: Hyperparameters) -> tuple[TrainState, StepMetrics]:
         keys = noise_keys(given.seed, accumulate, state.step, None if axis is None else jax.lax.axis_index(axis))
         parts = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
         parts = parts if layout is None else layout.constrain(parts)
-        grads, sums = _total(precision.gradient(loss, state.scale), state.params, parts, keys)
+        grads, sums = _total(precision.make_scaled_gradient(loss, state.scale), state.params, parts, keys)
         if axis is not None:
             grads, sums = jax.lax.psum((grads, sums), axis)
         weight = jnp.maximum(sums.weight, 1)
@@ -115,21 +115,24 @@ def make_update(
         values |= {'gradient_norm': optax.tree.norm(grads), 'weight': sums.weight, 'learning_rate': rate}
         params = optax.apply_updates(state.params, updates)
         average = None if state.average is None else _averaged(state.average, params, state.step, ema)
-        new = State(state.step + 1, params, memory, average)
+        new = TrainState(state.step + 1, params, memory, average)
         if state.scale is None:
             return new, values
-        good = precision.finite((grads, sums.total))
-        scale = precision.adjusted(state.scale, good)
+        good = precision.all_finite((grads, sums.total))
+        scale = precision.adjust_loss_scale(state.scale, good)
         values |= {'loss_scale': state.scale.factor, 'skipped': scale.skipped}
-        chosen = precision.chosen(good, new, state._replace(scale=None))
+        chosen = precision.select_tree(good, new, state._replace(scale=None))
         return chosen._replace(step=new.step, scale=scale), values
 
     return update
 
 
 def _total(
-    gradient: Callable[[Params, Batch, jax.Array], tuple[Params, Sums]], params: Params, parts: Batch, keys: jax.Array
-) -> tuple[Params, Sums]:
+    gradient: Callable[[Params, Batch, jax.Array], tuple[Params, LossSums]],
+    params: Params,
+    parts: Batch,
+    keys: jax.Array,
+) -> tuple[Params, LossSums]:
     """Gradient and sums, added up over micro-batches [accumulate, rows, ...]."""
     first = gradient(params, jax.tree.map(lambda x: x[0], parts), keys[0])
     if len(keys) == 1:

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from attnlab.kernels.losses import Sums
+from attnlab.kernels.losses import LossSums
 from attnlab.tasks.task import Batch, Params
 from attnlab.train.cost import product_flops
 
-PEAKS = {
+PEAK_FLOPS = {
     # Dense products of bfloat16; datasheets that name the number "with sparsity" have twice as much.
     # www.nvidia.com: A100, H100, H200 and L4 Tensor Core GPU datasheets.
     'NVIDIA A100-SXM4-40GB': 312e12,
@@ -35,13 +35,13 @@ PEAKS = {
 """Floating-point operations a second of a device, by what JAX calls its kind."""
 
 
-Shape = tuple[jax.tree_util.PyTreeDef, tuple[tuple[tuple[int, ...], np.dtype], ...]]
+BatchShape = tuple[jax.tree_util.PyTreeDef, tuple[tuple[tuple[int, ...], np.dtype], ...]]
 """The structure of a batch, and shape and dtype of each of its arrays."""
 
 
-def peak(count: int, kind: str) -> float | None:
+def peak_flops(count: int, kind: str) -> float | None:
     """Of so many devices; None where it is not known, as for CPUs, whose makers name none."""
-    return count * PEAKS[kind] if kind in PEAKS else None
+    return count * PEAK_FLOPS[kind] if kind in PEAK_FLOPS else None
 
 
 def model_flops(loss: Callable[..., Any], params: Params, *shapes: Any) -> int:
@@ -60,7 +60,9 @@ def model_flops(loss: Callable[..., Any], params: Params, *shapes: Any) -> int:
     return product_flops(tangent, params, *shapes)
 
 
-def counter(loss: Callable[[Params, Batch, jax.Array], Sums], params: Params, mapped: bool) -> Callable[[Shape], float]:
+def make_flops_counter(
+    loss: Callable[[Params, Batch, jax.Array], LossSums], params: Params, mapped: bool
+) -> Callable[[BatchShape], float]:
     """`model_flops` of a step by the shape of its batch, each counted once; NaN where they cannot be counted.
 
     loss: (params, batch, key) -> sums.  mapped: parameters and batches have an axis of devices in front.
@@ -71,7 +73,7 @@ def counter(loss: Callable[[Params, Batch, jax.Array], Sums], params: Params, ma
     total = lambda params, batch, rng: loss(params, batch, rng).total
 
     @functools.cache
-    def of(shape: Shape) -> float:
+    def of(shape: BatchShape) -> float:
         tree, leaves = shape
         batch = tree.unflatten(jax.ShapeDtypeStruct(rows(size), dtype) for size, dtype in leaves)
         try:
@@ -82,7 +84,7 @@ def counter(loss: Callable[[Params, Batch, jax.Array], Sums], params: Params, ma
     return of
 
 
-def shape_of(batch: Batch) -> Shape:
+def batch_shape(batch: Batch) -> BatchShape:
     """The shape of a batch, to look things up by."""
     leaves, tree = jax.tree.flatten(batch)
     return tree, tuple((x.shape, x.dtype) for x in leaves)

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from attnlab.bench import attention, attention_figures, attention_sides, memory
-from attnlab.bench.attention_sides import Problem, peers
+from attnlab.bench import attention, attention_figures, attention_functions, memory
+from attnlab.bench.attention_functions import AttentionProblem, peer_names
 from attnlab.errors import RunError, UserError
 from attnlab.kernels.implementations import IMPLEMENTATIONS, Implementation
 
@@ -29,9 +29,9 @@ def weighted_sum(query, key, value, weights, causal):
 
 def judge(name, causal, backward):
     """The output beside the formula, or the gradients beside its differences in a random direction."""
-    problem = Problem(SHAPE, causal, backward)
-    *arrays, weights = (x.astype(float) for x in attention_sides.inputs(problem, 3))
-    results = [np.asarray(x) for x in attention_sides.prepare(name, problem, 3)()]
+    problem = AttentionProblem(SHAPE, causal, backward)
+    *arrays, weights = (x.astype(float) for x in attention_functions.random_inputs(problem, 3))
+    results = [np.asarray(x) for x in attention_functions.prepare_function(name, problem, 3)()]
     if not backward:
         return np.testing.assert_allclose(results[0], weighted_sum(*arrays, weights, causal)[1], atol=2e-6)
     random = np.random.default_rng(0)
@@ -56,8 +56,11 @@ def test_pytorch_computes_attention(causal, backward):
 
 
 def test_what_none_takes_stands_first():
-    assert attention_sides.served(Problem(SHAPE)) == ('dense', 'blockwise')
-    assert attention_sides.served(Problem((1, 16384, 4, 64), True, True)) == ('blockwise', 'dense')
+    assert attention_functions.supported_implementations(AttentionProblem(SHAPE)) == ('dense', 'blockwise')
+    assert attention_functions.supported_implementations(AttentionProblem((1, 16384, 4, 64), True, True)) == (
+        'blockwise',
+        'dense',
+    )
 
 
 def test_an_implementation_that_does_not_serve_is_not_a_side(monkeypatch):
@@ -67,42 +70,42 @@ def test_an_implementation_that_does_not_serve_is_not_a_side(monkeypatch):
     other = SimpleNamespace(dot_product=serves_nobody, pays=lambda call, platform: True)
     monkeypatch.setitem(sys.modules, 'other', other)
     monkeypatch.setitem(IMPLEMENTATIONS, 'other', Implementation('other', 'serves nobody'))
-    problem = Problem((1, 7, 2, 4))
-    assert 'other' not in attention_sides.served(problem)
-    assert attention.obstacle('other', problem) == 'does not serve it'
+    problem = AttentionProblem((1, 7, 2, 4))
+    assert 'other' not in attention_functions.supported_implementations(problem)
+    assert attention.reason_not_run('other', problem) == 'does not serve it'
 
 
 def test_what_does_not_fit_is_not_run(monkeypatch):
-    monkeypatch.setattr(memory, 'available', lambda: 24 * 2**30)
-    long = Problem((1, 16384, 4, 64), backward=True)
-    assert attention.obstacle('jax.nn', long) == 'needs about 28 GiB, 24 are free'
-    assert attention.obstacle('dense', long) and attention.obstacle('flax', long)
-    others = [name for name in peers() if name == 'PyTorch']  # where it is installed
-    assert all(attention.obstacle(name, long) == '' for name in ('blockwise', *others))
-    assert attention.obstacle('jax.nn', long._replace(backward=False)) == ''
+    monkeypatch.setattr(memory, 'available_memory', lambda: 24 * 2**30)
+    long = AttentionProblem((1, 16384, 4, 64), backward=True)
+    assert attention.reason_not_run('jax.nn', long) == 'needs about 28 GiB, 24 are free'
+    assert attention.reason_not_run('dense', long) and attention.reason_not_run('flax', long)
+    others = [name for name in peer_names() if name == 'PyTorch']  # where it is installed
+    assert all(attention.reason_not_run(name, long) == '' for name in ('blockwise', *others))
+    assert attention.reason_not_run('jax.nn', long._replace(backward=False)) == ''
 
 
 def test_sides_that_disagree_are_an_error():
     a, b = np.ones(3, np.float32), np.full(3, 1 + 5e-6, np.float32)
-    attention.agree({'ours': (a, a), 'theirs': (b, a)}, Problem(SHAPE))
+    attention.check_agreement({'ours': (a, a), 'theirs': (b, a)}, AttentionProblem(SHAPE))
     for wrong in (a * (1 + 5e-5), a * np.nan):
         with pytest.raises(RunError, match='ours and theirs are .* apart .*: 2x6x2x4, plain, forward'):
-            attention.agree({'ours': (a, a), 'theirs': (a, wrong)}, Problem(SHAPE))
+            attention.check_agreement({'ours': (a, a), 'theirs': (a, wrong)}, AttentionProblem(SHAPE))
 
 
 def test_tables_numbers_and_pictures(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(attention, 'ROUNDS', 3)
-    monkeypatch.setattr(attention_sides, 'find_spec', lambda name: None)
-    monkeypatch.setattr(memory, 'measurable', lambda: True)
-    monkeypatch.setattr(memory, 'available', lambda: 2.0 * 2**30)
+    monkeypatch.setattr(attention_functions, 'find_spec', lambda name: None)
+    monkeypatch.setattr(memory, 'can_measure_memory', lambda: True)
+    monkeypatch.setattr(memory, 'available_memory', lambda: 2.0 * 2**30)
 
     def peak(name, problem):
         if name == 'dense':
             raise RunError('was ended by the system')
         return problem.shape[1] * 2**20
 
-    monkeypatch.setattr(memory, 'peak', peak)
-    attention.measure([SHAPE], [32, 8192], tmp_path / 'deep' / 'folder')
+    monkeypatch.setattr(memory, 'measure_peak_memory', peak)
+    attention.measure_attention([SHAPE], [32, 8192], tmp_path / 'deep' / 'folder')
     lines = capsys.readouterr().out.splitlines()
     assert 'jax' in lines[0] and 'seed 0' in lines[0]
     assert lines[1] == "PyTorch is left out: it is not installed; pip install 'attnlab[peers]' installs it"
@@ -126,7 +129,7 @@ def test_tables_numbers_and_pictures(monkeypatch, tmp_path, capsys):
 def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured(tmp_path):
     (tmp_path / 'file').touch()
     with pytest.raises(UserError, match='cannot make the folder .*file/attention: Not a directory'):
-        attention.measure([SHAPE], [], tmp_path / 'file' / 'attention')
+        attention.measure_attention([SHAPE], [], tmp_path / 'file' / 'attention')
 
 
 def test_it_is_a_bench_of_the_cpu(monkeypatch):
@@ -139,20 +142,25 @@ def test_lines_of_the_pictures():
     rows = [{'shape': [1, T, 2, 4], 'causal': causal, 'backward': backward, 'chosen': 'blockwise',
              'seconds': {'blockwise': [9.0, 1.0, 2.0], 'flax': [8.0], **({'jax.nn': [4.0]} if T < 64 else {})}}
             for T in (16, 32, 64) for causal, backward in KINDS]  # fmt: skip
-    for axes in attention_figures.speed(rows).axes:
+    for axes in attention_figures.plot_speed(rows).axes:
         lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
         assert lines['attnlab'] == [[16, 2], [32, 2]] and lines['flax'] == [[16, 0.5], [32, 0.5]]
         assert [(note.get_text(), note.xy[0]) for note in axes.texts] == [('jax.nn: out of memory', 64)]
     peaks = [{'shape': [1, T, 2, 4], 'bytes': {'blockwise': T * 2**20}} for T in (16, 32)]
-    (axes,) = attention_figures.memory(peaks).axes
+    (axes,) = attention_figures.plot_memory(peaks).axes
     assert [line.get_xydata().tolist() for line in axes.lines] == [[[16, 16], [32, 32]]]
 
 
-@pytest.mark.skipif(not memory.measurable(), reason='only Linux tells the peak')
+@pytest.mark.skipif(not memory.can_measure_memory(), reason='only Linux tells the peak')
 def test_the_peak_is_that_of_the_call(monkeypatch):
     monkeypatch.delenv('XLA_FLAGS')  # with one device, as a bench has it; each more has threads of its own
     held = np.ones(2**28, np.uint8)  # a peak of our own, which is none of the other process's
     matrix = 4 * 2048**2 * 4
     # Logits and weights, and with jaxlib 0.10.1 at times what is between them.
-    assert 1.9 * matrix < memory.peak('jax.nn', Problem((1, 2048, 4, 64))) < 3.3 * matrix < 0.9 * held.size
+    assert (
+        1.9 * matrix
+        < memory.measure_peak_memory('jax.nn', AttentionProblem((1, 2048, 4, 64)))
+        < 3.3 * matrix
+        < 0.9 * held.size
+    )
     del held

@@ -6,11 +6,11 @@ import pytest
 from attnlab.bench import seq2seq
 from attnlab.errors import RunError
 
-TINY = seq2seq.Sizes(vocabulary=20, embedding=4, hidden=3, batch=4, width=6, dropout=0.1)
+TINY = seq2seq.Seq2SeqSizes(vocabulary=20, embedding=4, hidden=3, batch=4, width=6, dropout=0.1)
 
 
 def test_the_batch_is_shifted_and_padded():
-    source, inputs, labels = seq2seq.batch(TINY)
+    source, inputs, labels = seq2seq.random_batch(TINY)
     for side in (source, labels):
         lengths = np.sum(side != 0, axis=1)
         assert side.shape == (4, 6) and side.max() < 20 and set(lengths) <= {5, 6} and 5 in lengths
@@ -23,7 +23,7 @@ def test_the_batch_is_shifted_and_padded():
 
 @pytest.mark.peers
 def test_a_table_of_both_for_every_attention(capsys):
-    seq2seq.measure(TINY, rounds=2)
+    seq2seq.measure_seq2seq(TINY, rounds=2)
     machine, threads, head, *rows = capsys.readouterr().out.splitlines()
     assert 'torch' in machine and 'PyTorch eager' in threads
     assert head.split() == ['attention', 'attnlab', 'PyTorch', 'ratio']
@@ -39,7 +39,9 @@ def test_a_table_of_both_for_every_attention(capsys):
 def test_both_go_down_the_same_road(attention):
     losses = {
         name: [step() for _ in range(4)]
-        for name, step in seq2seq.trainers(TINY._replace(dropout=0.0), attention, seq2seq.batch(TINY)).items()
+        for name, step in seq2seq.seq2seq_training_steps(
+            TINY._replace(dropout=0.0), attention, seq2seq.random_batch(TINY)
+        ).items()
     }
     np.testing.assert_allclose(losses['attnlab'], losses['PyTorch'], rtol=1e-5)
     assert losses['attnlab'][-1] < losses['attnlab'][0]
@@ -48,6 +50,6 @@ def test_both_go_down_the_same_road(attention):
 @pytest.mark.peers
 def test_it_is_not_timed_unless_both_compute_the_same(monkeypatch):
     from attnlab.bench import seq2seq_torch as peer
-    monkeypatch.setattr(peer, 'load', lambda model, params: None)
+    monkeypatch.setattr(peer, 'load_parameters', lambda model, params: None)
     with pytest.raises(RunError, match='the same weights and batch give the loss'):
-        seq2seq.trainers(TINY, 'dot', seq2seq.batch(TINY))
+        seq2seq.seq2seq_training_steps(TINY, 'dot', seq2seq.random_batch(TINY))

@@ -10,7 +10,7 @@ from attnlab.bench import timing
 
 def test_functions_take_turns_after_one_untimed_call_each():
     calls = []
-    times = timing.interleave({name: lambda name=name: calls.append(name) for name in 'abc'}, rounds=4)
+    times = timing.time_interleaved({name: lambda name=name: calls.append(name) for name in 'abc'}, rounds=4)
     assert ' '.join(''.join(calls[i:i + 3]) for i in range(0, len(calls), 3)) == 'abc abc bca cab abc'
     assert {name: len(each) for name, each in times.items()} == {'a': 4, 'b': 4, 'c': 4}
 
@@ -22,14 +22,14 @@ def test_each_time_is_its_own_functions(monkeypatch):
     def takes(seconds):
         clock[0] += seconds
 
-    times = timing.interleave({'slow': lambda: takes(2.0), 'fast': lambda: takes(0.5)}, rounds=3)
+    times = timing.time_interleaved({'slow': lambda: takes(2.0), 'fast': lambda: takes(0.5)}, rounds=3)
     assert times == {'slow': [2.0] * 3, 'fast': [0.5] * 3}
 
 
 def test_a_seed_draws_the_order_of_each_round():
     def order(seed):
         calls = []
-        timing.interleave({name: lambda name=name: calls.append(name) for name in 'abcd'}, rounds=40, seed=seed)
+        timing.time_interleaved({name: lambda name=name: calls.append(name) for name in 'abcd'}, rounds=40, seed=seed)
         return ''.join(calls[4:])  # the untimed ones come first
 
     drawn = order(0)
@@ -46,7 +46,9 @@ def test_what_disagrees_is_not_timed():
         raise RuntimeError('different')
 
     with pytest.raises(RuntimeError, match='different'):
-        timing.interleave({name: lambda name=name: calls.append(name) or name.upper() for name in 'ab'}, 3, check=check)
+        timing.time_interleaved(
+            {name: lambda name=name: calls.append(name) or name.upper() for name in 'ab'}, 3, check=check
+        )
     assert calls == ['a', 'b', {'a': 'A', 'b': 'B'}]
 
 
@@ -58,13 +60,13 @@ def test_no_round_begins_after_the_time_is_up(monkeypatch):
         clock[0] += seconds
 
     def rounds(seconds):
-        return len(timing.interleave({name: lambda: takes(1.0) for name in 'ab'}, rounds=9, seconds=seconds)['a'])
+        return len(timing.time_interleaved({name: lambda: takes(1.0) for name in 'ab'}, rounds=9, seconds=seconds)['a'])
 
     assert [rounds(seconds) for seconds in (0.0, 6.0, 8.0, 9.5, 100.0)] == [3, 3, 4, 5, 9]
 
 
 def test_the_machine_in_a_line():
-    line = timing.hardware(['numpy', 'no-such-package'])
+    line = timing.describe_hardware(['numpy', 'no-such-package'])
     processor, cores, *versions = line.rsplit(', ', 3)
     assert processor
     assert int(cores.split()[0]) >= 1
@@ -84,7 +86,7 @@ def test_the_processor_is_read_from_the_table(tmp_path):
 def test_calls_before_the_one_that_counts():
     made = []
     functions = {name: lambda name=name: made.append(name) or time.sleep(0.02) for name in ('a', 'b')}
-    times = timing.interleave(functions, 2, settle=0.05)
+    times = timing.time_interleaved(functions, 2, settle=0.05)
     turns = ''.join(made)[2:]
     assert turns.count('a') >= 8 and 'ab' in turns and turns.replace('aa', 'a').replace('bb', 'b').count('ab') == 1
     assert all(len(each) == 2 and min(each) >= 0.02 for each in times.values())

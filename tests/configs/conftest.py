@@ -88,7 +88,7 @@ def error():
 
     def refused(spec, *overrides) -> str:
         with pytest.raises(UserError) as caught:
-            configs.load(spec, overrides)
+            configs.load_experiment(spec, overrides)
         assert '\n' not in str(caught.value)
         return str(caught.value)
 

@@ -8,7 +8,7 @@ from attnlab.configs.tasks import config_class
 
 
 def test_the_docs_are_of_these_fields():
-    assert Path('docs/configs.md').read_text('utf-8') == describe.markdown(), (
+    assert Path('docs/configs.md').read_text('utf-8') == describe.config_markdown(), (
         'python -m attnlab.configs.describe > docs/configs.md'
     )
 
@@ -17,8 +17,8 @@ def test_the_command_shows_every_field_once_with_its_value(capsys):
     experiment = 'experiments/vision/digits.py'
     assert cli.main(['config', f'--config={experiment}', '--config.model.patch=2,2', '--config.model.norm=rms']) == 0
     lines = capsys.readouterr().out.splitlines()
-    config = configs.load(experiment)
-    leaves = [key for key in fields.present(config) if key not in ('data', 'model', 'optimizer', 'train')]
+    config = configs.load_experiment(experiment)
+    leaves = [key for key in fields.present_keys(config) if key not in ('data', 'model', 'optimizer', 'train')]
     assert sorted(line.split()[0] for line in lines) == sorted(leaves)
     by_key = {line.split()[0]: line for line in lines}
     assert '(2, 2)' in by_key['model.patch'] and 'tuple of int, numbers 1 or more' in by_key['model.patch']
@@ -33,6 +33,6 @@ def test_the_command_refuses_what_training_refuses(capsys):
 
 
 def test_a_task_of_ones_own_is_described(experiment):
-    config = configs.load(experiment)
-    text = describe.table(config_class(config.task), config)
+    config = configs.load_experiment(experiment)
+    text = describe.config_table(config_class(config.task), config)
     assert 'model.pool' in text and 'pooling (mean, max)' in text

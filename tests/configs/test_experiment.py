@@ -11,15 +11,15 @@ from tests.configs.conftest import EXPERIMENT
 
 
 def test_derived_values_follow_the_overrides(experiment, error, changed):
-    assert configs.load(experiment).model.width == 32
-    assert configs.load(experiment, [('model.layers', '3')]).model.width == 48
-    assert configs.load(experiment, [('model.width', '7')]).model.width == 7
+    assert configs.load_experiment(experiment).model.width == 32
+    assert configs.load_experiment(experiment, [('model.layers', '3')]).model.width == 48
+    assert configs.load_experiment(experiment, [('model.width', '7')]).model.width == 7
     inverse = changed("get_ref('layers') * 16", "get_ref('layers') ** -1")
     assert 'a derived value fails: ZeroDivisionError' in error(inverse, ('model.layers', '0'))
 
 
 def test_the_config_is_locked(experiment):
-    config = configs.load(experiment)
+    config = configs.load_experiment(experiment)
     with pytest.raises(AttributeError):
         config.model.laysers = 3
     with pytest.raises(AttributeError):
@@ -27,10 +27,10 @@ def test_the_config_is_locked(experiment):
 
 
 def test_the_argument(experiment, error, changed):
-    assert configs.load('e.py').name == 'plain'
-    assert configs.load('e.py:').name == 'plain'
-    assert configs.load('e.py:a.py:b').name == 'a.py:b'
-    assert configs.load(str(Path('e.py').resolve()) + ':x').name == 'x'
+    assert configs.load_experiment('e.py').name == 'plain'
+    assert configs.load_experiment('e.py:').name == 'plain'
+    assert configs.load_experiment('e.py:a.py:b').name == 'a.py:b'
+    assert configs.load_experiment(str(Path('e.py').resolve()) + ':x').name == 'x'
     bad = changed("def get_config(arg=''):\n    if arg:\n        raise KeyError(arg)\n    return None")
     assert error(f'{bad}:huge') == "other.py:huge: get_config fails at line 3: KeyError: 'huge'"
     assert 'returns NoneType, expected an ml_collections.ConfigDict' in error(bad)
@@ -72,8 +72,8 @@ def sweep_rates():
     return [{'rate': rate} for rate in rates]
 """)
     for spec in ('mine/e.py', str(folder / 'e.py')):
-        assert configs.load(spec).seed == 5
-        assert configs.functions(spec, 'sweep_')['rates']() == [{'rate': 0.1}]
+        assert configs.load_experiment(spec).seed == 5
+        assert configs.experiment_functions(spec, 'sweep_')['rates']() == [{'rate': 0.1}]
     assert sys.path.count(str(folder)) == 1
 
 
@@ -82,9 +82,9 @@ def test_the_repository_is_searched_after_the_current_folder(tmp_path, experimen
     (tmp_path / 'root' / 'experiments' / 'align' / 'far.py').write_text(EXPERIMENT.replace('plain', 'far'))
     (tmp_path / 'root' / 'e.py').write_text(EXPERIMENT.replace('plain', 'far'))
     monkeypatch.setattr(experiment_files, '_ROOT', tmp_path / 'root')
-    assert configs.load('experiments/align/far.py').name == 'far'
-    assert configs.load('align/far.py').name == 'far'
-    assert configs.load('e.py').name == 'plain'
+    assert configs.load_experiment('experiments/align/far.py').name == 'far'
+    assert configs.load_experiment('align/far.py').name == 'far'
+    assert configs.load_experiment('e.py').name == 'plain'
 
 
 @pytest.mark.parametrize(('value', 'expected'), [
@@ -108,7 +108,7 @@ def test_a_required_value_is_taken(experiment, changed):
     file = changed('from ml_collections import ConfigDict, config_dict\n'
                  'def get_config(arg=""): return ConfigDict(dict(task="toy_task:ToyTask", '
                  'seed=config_dict.required_placeholder(int)))')
-    assert configs.load(file, [('seed', '3')]).seed == 3
+    assert configs.load_experiment(file, [('seed', '3')]).seed == 3
 
 
 

@@ -9,13 +9,13 @@ from ml_collections import ConfigDict
 
 from attnlab import cli, configs
 from attnlab.configs import BlockConfig, LanguageModelConfig, OptimizerConfig, TrainConfig, fields
-from attnlab.configs.align import SPECIAL_TOKENS, PairsData
+from attnlab.configs.align import SPECIAL_TOKEN_COUNT, PairsData
 from attnlab.configs.language import TextData
 from attnlab.configs.tasks import TASKS, config_class
-from attnlab.data import tokens, vocabulary
+from attnlab.data import tokenizers, vocabulary
 from attnlab.errors import UserError
 from attnlab.sweeps import points
-from attnlab.train import count, run, traffic
+from attnlab.train import communication, count, run
 from tests.experiments import EXPERIMENTS, leaves
 
 ONE_A_TASK = {
@@ -28,11 +28,11 @@ ONE_A_TASK = {
 
 
 def check(config):
-    return fields.typed(config_class(config.get('task')), config)
+    return fields.to_dataclass(config_class(config.get('task')), config)
 
 
 def loaded(experiment):
-    return configs.load(experiment)
+    return configs.load_experiment(experiment)
 
 
 def changed(experiment, key, value=None, remove=False):
@@ -56,7 +56,7 @@ def all_keys(experiment):
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
 def test_an_experiment_has_the_fields_of_its_dataclass(experiment):
     config = loaded(experiment)
-    assert configs.tree(configs.config_dict(check(config))) == configs.tree(config)
+    assert configs.config_to_json(configs.config_dict(check(config))) == configs.config_to_json(config)
 
 
 def declared():
@@ -78,7 +78,7 @@ def test_every_field_has_a_description_of_one_line_and_an_allowed_default():
     for key, field in declared():
         assert field.doc and '\n' not in field.doc and len(field.doc) < 110, key
         if not field.required and not field.sections:
-            assert fields.checked(field, field.default, '') == field.default, key
+            assert fields.checked_value(field, field.default, '') == field.default, key
 
 
 def test_every_field_is_one_of_an_experiment():
@@ -86,7 +86,7 @@ def test_every_field_is_one_of_an_experiment():
     used = set()
     for config in map(loaded, [*EXPERIMENTS, 'experiments/vision/cifar10_small.py:resnet']):
         used |= {(config.task, key) for key in leaves(config)}
-    known = {(task, key) for task, (cls, _) in TASKS.items() for key in fields.keys(cls)}
+    known = {(task, key) for task, (cls, _) in TASKS.items() for key in fields.possible_keys(cls)}
     known = {(task, key) for task, key in known if key not in ('data', 'model', 'optimizer', 'train', 'decode')}
     # No experiment of a language model has the grammar's sentences; attnlab/tasks/language/corpus.py reads them.
     assert known - used == {('language', 'data.train_examples'), ('language', 'data.test_examples')}
@@ -103,7 +103,7 @@ def test_each_missing_field_has_its_default_or_is_named(task):
             assert key in str(caught.value) and '\n' not in str(caught.value)
             continue
         with config.unlocked():
-            added = fields.complete(config_class(config.task), config)
+            added = fields.fill_defaults(config_class(config.task), config)
         assert key in added or all(each.startswith(f'{key}.') for each in added)
         both = [dict(_items(each)) for each in (whole, config)]
         assert {each for each in both[0] if both[0][each] != both[1][each]} <= set(added)
@@ -115,10 +115,10 @@ def _items(config, above=''):
 
 
 ENTRANCES = {
-    'train': lambda config, folder: run.train(config, folder / 'new'),
-    'count': lambda config, folder: count.count(config),
-    'count --mesh': lambda config, folder: traffic.count(config, 'data=1'),
-    'a run': lambda config, folder: configs.save(config, folder / 'config.json') or run.task_in(folder),
+    'train': lambda config, folder: run.train_run(config, folder / 'new'),
+    'count': lambda config, folder: count.count_costs(config),
+    'count --mesh': lambda config, folder: communication.count_communication(config, 'data=1'),
+    'a run': lambda config, folder: configs.save_config(config, folder / 'config.json') or run.load_task(folder),
 }
 
 
@@ -162,7 +162,7 @@ def search_rate(trial): return {'optimizer.learning_rate': trial.suggest_float('
 ''')
     for name in ('seeds', 'rate'):
         with pytest.raises(UserError, match=r'config\.model\.dropuot; did you mean config\.model\.dropout\?'):
-            points.plan(str(path), (), [name], {})
+            points.make_sweep_plan(str(path), (), [name], {})
 
 
 @pytest.mark.parametrize(('key', 'value', 'message'), [
@@ -199,7 +199,7 @@ def test_a_field_of_another_name_may_stay():
 
 # config.json of a run
 
-GOOD = json.dumps(configs.tree(loaded(ONE_A_TASK['vision'])))
+GOOD = json.dumps(configs.config_to_json(loaded(ONE_A_TASK['vision'])))
 DAMAGED = {
     '{}': "config has no task; expected 'align', 'language' or 'vision'",
     GOOD.replace('"layers": 3', '"layers": "4"'): "model.layers is '4'; expected an int",
@@ -234,7 +234,7 @@ def test_a_training_does_not_go_on_from_a_damaged_config(tmp_path):
     (tmp_path / 'config.json').write_text('{}')
     (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
     with pytest.raises(UserError, match='config.json: config has no task'):
-        run.train(loaded(ONE_A_TASK['vision']), tmp_path)
+        run.train_run(loaded(ONE_A_TASK['vision']), tmp_path)
 
 
 # Fields that are paths
@@ -252,9 +252,9 @@ def test_a_training_does_not_go_on_from_a_damaged_config(tmp_path):
 def test_a_path_in_a_config_may_start_with_a_tilde(tmp_path, monkeypatch, experiment, changes):
     """The error names the file in the home folder, as there is none."""
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
-    config = configs.load(experiment, changes)
+    config = configs.load_experiment(experiment, changes)
     with pytest.raises(UserError) as caught:
-        run.train(config, tmp_path / 'new')
+        run.train_run(config, tmp_path / 'new')
     if 'start' in dict(changes):
         assert str(caught.value).startswith("start is '~/run'; expected the directory of a trained run")
     else:
@@ -285,7 +285,7 @@ def test_a_table_elsewhere_lists_the_choices():
 
 
 def test_a_field_of_any_type_is_typed(experiment):
-    config = check(configs.load(experiment, [('optimizer.lr', 1), ('model.shape', [1])]))
+    config = check(configs.load_experiment(experiment, [('optimizer.lr', 1), ('model.shape', [1])]))
     assert dataclasses.is_dataclass(config)
     assert (config.optimizer.lr, config.model.shape, config.model.later) == (1.0, (1,), 7)
     kinds = {field.name: field.kind for field in fields.fields_of(type(config.model))}
@@ -295,6 +295,6 @@ def test_a_field_of_any_type_is_typed(experiment):
 def test_the_vocabularies_that_configs_allow_are_those_of_the_data():
     """Configs import no data, so both name them."""
     kinds = {cls: {field.name: field.allowed() for field in fields.fields_of(cls)} for cls in (PairsData, TextData)}
-    assert kinds[PairsData]['vocabulary'] == tuple(vocabulary.KINDS)
-    assert kinds[TextData]['vocabulary'] == tokens.KINDS
-    assert len(vocabulary.SPECIAL) == SPECIAL_TOKENS
+    assert kinds[PairsData]['vocabulary'] == tuple(vocabulary.VOCABULARY_SUFFIXES)
+    assert kinds[TextData]['vocabulary'] == tokenizers.TOKENIZER_KINDS
+    assert len(vocabulary.SPECIAL_TOKENS) == SPECIAL_TOKEN_COUNT

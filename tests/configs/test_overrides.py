@@ -36,7 +36,7 @@ def get(config, key):
     ('model.languages', "('de', \"nl\")", ('de', 'nl')),
 ])  # fmt: skip
 def test_an_override_has_the_type_of_its_field(experiment, key, text, value):
-    found = get(configs.load(experiment, [(key, text)]), key)
+    found = get(configs.load_experiment(experiment, [(key, text)]), key)
     assert repr(found) == repr(value)  # 1 == 1.0 == True, their reprs differ
 
 
@@ -83,7 +83,7 @@ def test_a_wrong_type_is_refused(experiment, error, key, text, expected):
     ('model.languages', ('d,e', 'f'), ('d,e', 'f')),
 ])  # fmt: skip
 def test_a_value_in_place_of_a_text(experiment, key, given, value):
-    found = get(configs.load(experiment, [(key, given)]), key)
+    found = get(configs.load_experiment(experiment, [(key, given)]), key)
     assert repr(found) == repr(value)
 
 
@@ -150,7 +150,7 @@ def test_a_key_set_twice_is_refused(experiment, error):
 
 def test_another_name_brings_its_fields(experiment):
     spec = 'experiments/language/shakespeare_char.py'
-    config = configs.load(spec, [('data.path', 'x.txt'), ('data.name', 'file')])
+    config = configs.load_experiment(spec, [('data.path', 'x.txt'), ('data.name', 'file')])
     assert config.data.name == 'file' and config.data.path == 'x.txt' and config.data.share == 0.9
 
 

@@ -5,13 +5,21 @@ import threading
 
 import pytest
 
-from attnlab.data.alignments import Links, Scores, aer, alignment_error_rate, read_gold, read_links, write_links
+from attnlab.data.alignments import (
+    AlignmentScores,
+    GoldLinks,
+    alignment_error_rate,
+    read_gold_links,
+    read_links,
+    score_alignment_files,
+    write_links,
+)
 from attnlab.data.text import read_lines
 from attnlab.errors import UserError
 
 
 def links(sure, possible=()):
-    return Links(frozenset(sure), frozenset(sure) | frozenset(possible))
+    return GoldLinks(frozenset(sure), frozenset(sure) | frozenset(possible))
 
 
 def write(path, text):
@@ -25,7 +33,7 @@ def write(path, text):
 def test_naacl(tmp_path):
     text = '\n1 1 1 S\n1 1 2 P\n\n3 2 1\n0003 0002 0002 P 0.5\n3 3 3 0.25\n5 1 1 P\n5 1 1 S\n5 1 1 P\n'
     path = write(tmp_path / 'a.naacl', text)
-    assert read_gold(path) == {
+    assert read_gold_links(path) == {
         1: links({(0, 0)}, {(0, 1)}), 3: links({(1, 0), (2, 2)}, {(1, 1)}), 5: links({(0, 0)}),
     }  # fmt: skip
     assert read_links(path) == {1: {(0, 0), (0, 1)}, 3: {(1, 0), (1, 1), (2, 2)}, 5: {(0, 0)}}
@@ -34,7 +42,7 @@ def test_naacl(tmp_path):
 def test_pharaoh(tmp_path):
     path = write(tmp_path / 'a.talp', '\n0-0 1p2 10-3\n\n2p1 2-1\n\n')
     empty = links(())
-    assert read_gold(path) == {
+    assert read_gold_links(path) == {
         1: empty, 2: links({(0, 0), (10, 3)}, {(1, 2)}), 3: empty, 4: links({(2, 1)}), 5: empty,
     }  # fmt: skip
     assert read_links(path, swap=True) == {1: set(), 2: {(0, 0), (2, 1), (3, 10)}, 3: set(), 4: {(1, 2)}, 5: set()}
@@ -52,7 +60,7 @@ def test_pharaoh(tmp_path):
 ])  # fmt: skip
 def test_errors_name_file_and_line(tmp_path, text, message):
     path = write(tmp_path / 'a.txt', text)
-    for read in (read_gold, read_links):
+    for read in (read_gold_links, read_links):
         with pytest.raises(UserError, match=r'a\.txt, ' + message):
             read(path)
 
@@ -66,7 +74,7 @@ def test_written_links_read_back(tmp_path):
 
 def test_sure_links_are_possible():
     with pytest.raises(ValueError, match='sure links that are not possible'):
-        Links(frozenset({(0, 0)}), frozenset())
+        GoldLinks(frozenset({(0, 0)}), frozenset())
 
 
 # Scores
@@ -89,7 +97,7 @@ def test_the_counts_are_the_corpus_s():
 
 
 def test_nothing_against_nothing():
-    assert alignment_error_rate([], []) == Scores(aer=0, precision=1, recall=1)
+    assert alignment_error_rate([], []) == AlignmentScores(aer=0, precision=1, recall=1)
     assert alignment_error_rate([set()], [links(())]) == (0, 1, 1)
     assert alignment_error_rate([set()], [links((), {(0, 0)})]) == (0, 1, 1)
     assert alignment_error_rate([{(0, 0)}], [links(())]) == (1, 0, 1)
@@ -118,10 +126,12 @@ def test_against_counting_link_by_link():
 def test_formats_may_be_mixed_and_gold_may_be_a_subset(tmp_path):
     naacl = write(tmp_path / 'gold.naacl', '2 1 2 S\n2 2 1 P\n4 1 1 S\n')
     pharaoh = write(tmp_path / 'links', '9-9\n0-1 1-0\n5-5\n0-0\n')
-    assert aer(naacl, pharaoh) == (0, 1, 1)
-    assert aer(naacl, naacl) == (0, 1, 1)
-    assert aer(pharaoh, pharaoh) == (0, 1, 1)
-    assert aer(pharaoh, naacl) == pytest.approx((1 - 6 / 8, 1, 3 / 5))  # sentences 1 and 3 are left out
+    assert score_alignment_files(naacl, pharaoh) == (0, 1, 1)
+    assert score_alignment_files(naacl, naacl) == (0, 1, 1)
+    assert score_alignment_files(pharaoh, pharaoh) == (0, 1, 1)
+    assert score_alignment_files(pharaoh, naacl) == pytest.approx(
+        (1 - 6 / 8, 1, 3 / 5)
+    )  # sentences 1 and 3 are left out
 
 
 def test_each_file_is_read_once_so_that_a_pipe_may_stand_for_it(tmp_path):
@@ -129,14 +139,14 @@ def test_each_file_is_read_once_so_that_a_pipe_may_stand_for_it(tmp_path):
     for path in paths:
         os.mkfifo(path)
         threading.Thread(target=path.write_bytes, args=[text], daemon=True).start()
-    assert aer(*paths) == (0, 1, 1)
+    assert score_alignment_files(*paths) == (0, 1, 1)
 
 
 def test_swapped_sides(tmp_path):
     gold = write(tmp_path / 'gold', '0-1 1-2\n')
     reverse = write(tmp_path / 'links', '1-0 2-1\n')
-    assert aer(gold, reverse).aer == 1
-    assert aer(gold, reverse, swap=True).aer == 0
+    assert score_alignment_files(gold, reverse).aer == 1
+    assert score_alignment_files(gold, reverse, swap=True).aer == 0
 
 
 @pytest.mark.parametrize(('gold', 'found', 'message'), [
@@ -153,7 +163,7 @@ def test_swapped_sides(tmp_path):
 ])  # fmt: skip
 def test_files_that_end_at_different_sentences_are_not_scored(tmp_path, gold, found, message):
     with pytest.raises(UserError, match=message):
-        aer(write(tmp_path / 'gold', gold), write(tmp_path / 'links', found))
+        score_alignment_files(write(tmp_path / 'gold', gold), write(tmp_path / 'links', found))
 
 
 @pytest.mark.parametrize(('gold', 'found', 'message'), [
@@ -163,7 +173,7 @@ def test_files_that_end_at_different_sentences_are_not_scored(tmp_path, gold, fo
 ])  # fmt: skip
 def test_files_without_links_are_not_scored(tmp_path, gold, found, message):
     with pytest.raises(UserError, match=message):
-        aer(write(tmp_path / 'gold', gold), write(tmp_path / 'links', found))
+        score_alignment_files(write(tmp_path / 'gold', gold), write(tmp_path / 'links', found))
 
 
 def test_links_of_other_sentences_than_hansards_are_refused(shared, tmp_path):
@@ -171,14 +181,14 @@ def test_links_of_other_sentences_than_hansards_are_refused(shared, tmp_path):
     write_links(tmp_path / 'links', [{(0, 0)}] * 500)
     for links_, message in ((tmp_path / 'links', '500, .*447'), (trial, '37, .*447')):
         with pytest.raises(UserError, match=message):
-            aer(gold, links_)
+            score_alignment_files(gold, links_)
         with pytest.raises(UserError, match='ends at sentence 447'):
-            aer(links_, gold)
+            score_alignment_files(links_, gold)
 
 
 def test_hansards(shared, tmp_path):
     path = shared('hansards') / 'test.en-fr.naacl'
-    gold = read_gold(path)
+    gold = read_gold_links(path)
     assert sorted(gold) == list(range(1, 448))
     sure = [set(sentence.sure) for sentence in gold.values()]
     possible = [sentence.possible for sentence in gold.values()]
@@ -186,14 +196,14 @@ def test_hansards(shared, tmp_path):
     text = path.read_text()
     assert count == len(set(line.rsplit(' ', 1)[0] for line in text.splitlines() if line.endswith('S'))) == 4038
     write_links(tmp_path / 'sure', sure)
-    assert aer(path, tmp_path / 'sure') == (0, 1, 1)
+    assert score_alignment_files(path, tmp_path / 'sure') == (0, 1, 1)
     assert alignment_error_rate(possible, list(gold.values())) == (0, 1, 1)
     removed = next(s for s in sure if s).pop()
     assert removed not in sure[0]
     assert alignment_error_rate(sure, list(gold.values())) == pytest.approx(
         (1 - (2 * (count - 1)) / (2 * count - 1), 1, 1 - 1 / count)
     )
-    assert aer(path, tmp_path / 'sure', swap=True).aer > 0.5
+    assert score_alignment_files(path, tmp_path / 'sure', swap=True).aer > 0.5
     sides = [read_lines(path.with_name(f'test.en-fr.{language}')) for language in ('en', 'fr')]
     for links_, english, french in zip(gold.values(), *sides, strict=True):
         assert all(i < len(english.split()) and j < len(french.split()) for i, j in links_.possible)

@@ -25,7 +25,7 @@ def one(name, pixels, strength, sign=1.0):
 
 def test_a_crop_is_a_window_of_the_framed_image_mirrored_or_not():
     pixels = pictures(200)
-    out = augment.cropped(pixels, 2, True, random())
+    out = augment.random_crop(pixels, 2, True, random())
     framed = np.pad(pixels, ((0, 0), (2, 2), (2, 2), (0, 0)))
     seen = set()
     for before, after in zip(framed, out, strict=True):
@@ -36,7 +36,7 @@ def test_a_crop_is_a_window_of_the_framed_image_mirrored_or_not():
         (found,) = [key for key, window in windows.items() if np.array_equal(window, after)]
         seen.add(found)
     assert len(seen) > 40 and {flip for _, _, flip in seen} == {True, False}
-    np.testing.assert_array_equal(augment.cropped(pixels, 0, False, random()), pixels)
+    np.testing.assert_array_equal(augment.random_crop(pixels, 0, False, random()), pixels)
 
 
 @pytest.mark.parametrize(('name', 'shift'), [('translate_x', (0, 2)), ('translate_y', (2, 0))])
@@ -127,7 +127,7 @@ def test_at_strength_zero_nothing_with_a_strength_happens():
 
 def test_erased_boxes_are_of_the_stated_size_and_number():
     pixels = np.zeros((2000, 16, 16, 1), np.uint8)
-    out = augment.erased(pixels, 0.25, random())
+    out = augment.random_erase(pixels, 0.25, random())
     share = (out != 0).mean(axis=(1, 2, 3))
     hit = share[share > 0]
     assert abs(len(hit) / 2000 - 0.25) < 0.03 and hit.max() < 0.4
@@ -136,11 +136,11 @@ def test_erased_boxes_are_of_the_stated_size_and_number():
 
 def test_an_erased_box_lies_in_the_image_and_a_pasted_one_may_be_cut():
     areas, ratios = random().uniform(0.02, 0.33, 4000), np.exp(random().uniform(np.log(0.3), np.log(1 / 0.3), 4000))
-    whole, cut = (augment.boxes(4000, 32, 24, areas, ratios, random(), each) for each in (False, True))
+    whole, cut = (augment.random_boxes(4000, 32, 24, areas, ratios, random(), each) for each in (False, True))
     share = whole.mean(axis=(1, 2))
     assert abs(share - areas).max() < 0.05 and abs(share.mean() - areas.mean()) < 3e-3
     assert cut.mean() < 0.9 * areas.mean()
-    oblong = augment.boxes(500, 32, 24, np.full(500, 0.33), np.full(500, 1 / 0.3), random(), False)
+    oblong = augment.random_boxes(500, 32, 24, np.full(500, 0.33), np.full(500, 1 / 0.3), random(), False)
     np.testing.assert_allclose(oblong.mean(axis=(1, 2)), 0.33, atol=0.04)  # at this ratio it would be too tall
 
 

@@ -15,8 +15,8 @@ WIDTHS = (4, 8, 16)
     [(0, 4), (1, 4), (4, 4), (5, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32), (33, 48), (160, 160)],
 )
 def test_the_narrowest_width_that_holds_a_length_or_a_multiple_of_the_last(length, width):
-    assert batches.width_of(length, WIDTHS) == width
-    assert batches.width_of(length, [16]) == -(-max(length, 1) // 16) * 16
+    assert batches.padded_width(length, WIDTHS) == width
+    assert batches.padded_width(length, [16]) == -(-max(length, 1) // 16) * 16
 
 
 @given(
@@ -28,33 +28,33 @@ def test_the_narrowest_width_that_holds_a_length_or_a_multiple_of_the_last(lengt
 def test_a_plan_holds_every_example_once_in_full_batches(lengths, widths, batch_size, random):
     order = list(range(len(lengths)))
     random.shuffle(order)
-    planned = batches.plan(np.array(lengths, int), np.array(order, int), widths, batch_size)
+    planned = batches.plan_batches(np.array(lengths, int), np.array(order, int), widths, batch_size)
     rows = [row for _, examples in planned for row in examples.tolist()]
     assert sorted(row for row in rows if row >= 0) == sorted(order)
     assert len(planned) == -(-len(lengths) // batch_size)
     assert all(len(examples) == batch_size for _, examples in planned)
     assert rows.count(-1) < batch_size  # only the last batch has empty rows, at its end
     assert -1 not in rows[: len(lengths)]
-    own = {batches.width_of(length, widths) for length in lengths}
+    own = {batches.padded_width(length, widths) for length in lengths}
     assert {width for width, _ in planned} <= own
     for width, examples in planned:
         assert all(lengths[row] <= width for row in examples if row >= 0)
     # What moves up is what filled no batch of its own width: fewer than one batch over all.
     moved = [row for width, examples in planned for row in examples
-             if row >= 0 and batches.width_of(lengths[row], widths) < width]  # fmt: skip
+             if row >= 0 and batches.padded_width(lengths[row], widths) < width]  # fmt: skip
     assert len(moved) < batch_size * max(1, len(own))
 
 
 def test_the_remainder_of_a_width_moves_up():
     lengths = np.array([3, 3, 3, 7, 7, 12])
-    planned = batches.plan(lengths, np.arange(6), WIDTHS, 2)
+    planned = batches.plan_batches(lengths, np.arange(6), WIDTHS, 2)
     assert [(width, rows.tolist()) for width, rows in planned] == [(4, [0, 1]), (8, [2, 3]), (16, [4, 5])]
-    planned = batches.plan(lengths, np.arange(6), WIDTHS, 4)
+    planned = batches.plan_batches(lengths, np.arange(6), WIDTHS, 4)
     assert [(width, rows.tolist()) for width, rows in planned] == [(8, [0, 1, 2, 3]), (16, [4, 5, -1, -1])]
 
 
 def test_a_plan_takes_the_examples_in_order():
-    planned = batches.plan(np.full(4, 3), np.array([2, 0, 3, 1]), WIDTHS, 2)
+    planned = batches.plan_batches(np.full(4, 3), np.array([2, 0, 3, 1]), WIDTHS, 2)
     assert [rows.tolist() for _, rows in planned] == [[2, 0], [3, 1]]
 
 
@@ -69,16 +69,16 @@ def epoch(rows_of, number, count=103, batch_size=8):
 
 
 def test_each_epoch_visits_each_example_once():
-    rows_of = batches.shuffled(lengths(), WIDTHS, 8, seed=0)
+    rows_of = batches.shuffled_batches(lengths(), WIDTHS, 8, seed=0)
     for number in range(4):
         rows = [row for _, rows in epoch(rows_of, number) for row in rows]
         assert sorted(rows) == [-1] * (13 * 8 - 103) + list(range(103))
 
 
 def test_the_batch_of_a_step_is_a_function_of_seed_and_step_alone():
-    rows_of = batches.shuffled(lengths(), WIDTHS, 8, seed=0)
+    rows_of = batches.shuffled_batches(lengths(), WIDTHS, 8, seed=0)
     straight = [rows_of(step) for step in range(60)]
-    fresh = batches.shuffled(lengths(), WIDTHS, 8, seed=0)
+    fresh = batches.shuffled_batches(lengths(), WIDTHS, 8, seed=0)
     for step in np.random.default_rng(1).permutation(60):  # out of order, over more epochs than are kept
         width, rows = fresh(int(step))
         assert width == straight[step].width
@@ -86,7 +86,7 @@ def test_the_batch_of_a_step_is_a_function_of_seed_and_step_alone():
 
 
 def test_epochs_and_seeds_differ_in_members_and_in_order():
-    first, other = (batches.shuffled(lengths(), WIDTHS, 8, seed) for seed in (0, 1))
+    first, other = (batches.shuffled_batches(lengths(), WIDTHS, 8, seed) for seed in (0, 1))
     orders = [epoch(first, 0), epoch(first, 1), epoch(first, 2), epoch(other, 0), epoch(other, 1)]
     sets = [frozenset(frozenset(rows) for _, rows in order) for order in orders]
     sequences = [tuple(width for width, _ in order) for order in orders]
@@ -95,28 +95,28 @@ def test_epochs_and_seeds_differ_in_members_and_in_order():
 
 
 def test_shapes_are_as_few_as_the_widths():
-    rows_of = batches.shuffled(lengths(), WIDTHS, 8, seed=0)
+    rows_of = batches.shuffled_batches(lengths(), WIDTHS, 8, seed=0)
     shapes = {(width, rows.shape) for width, rows in map(rows_of, range(200))}
     assert {width for width, _ in shapes} <= set(WIDTHS) and {shape for _, shape in shapes} == {(8,)}
 
 
 def test_padding_is_zeros_behind_and_in_empty_rows():
-    laid = batches.pad([[5, 6, 7], [], [8]], np.array([2, -1, 0, 1]), 4)
+    laid = batches.pad_sequences([[5, 6, 7], [], [8]], np.array([2, -1, 0, 1]), 4)
     assert laid.dtype == np.int32
     assert laid.tolist() == [[8, 0, 0, 0], [0, 0, 0, 0], [5, 6, 7, 0], [0, 0, 0, 0]]
 
 
 def test_a_sequence_that_is_too_long_is_no_batch():
     with pytest.raises(ValueError):
-        batches.pad([[1, 2, 3, 4, 5]], np.array([0]), 4)
+        batches.pad_sequences([[1, 2, 3, 4, 5]], np.array([0]), 4)
 
 
 @pytest.mark.parametrize('bad', [100, -1, 1000])
 def test_an_id_outside_the_vocabulary_is_named(bad):
     with pytest.raises(ValueError, match=f'token id {bad} is outside the vocabulary; expected 0 <= id < 100'):
-        batches.check_ids([[], [1, 2], [0, 99, bad, 5]], 100)
+        batches.check_token_ids([[], [1, 2], [0, 99, bad, 5]], 100)
 
 
 def test_ids_inside_the_vocabulary_pass():
-    batches.check_ids([[], [0], [99, 1]], 100)
-    batches.check_ids([], 1)
+    batches.check_token_ids([[], [0], [99, 1]], 100)
+    batches.check_token_ids([], 1)

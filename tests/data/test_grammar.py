@@ -150,24 +150,24 @@ def parsed(notation):
 @pytest.mark.parametrize('case', GOLD, ids=[case[-3] for case in GOLD])
 def test_gold_sentences(case):
     clauses, *conjunctions, english, french, notation = case
-    pair = grammar.realised(Sentence(tuple(clauses), tuple(conjunctions[0]) if conjunctions else ()))
+    pair = grammar.example_of_structure(Sentence(tuple(clauses), tuple(conjunctions[0]) if conjunctions else ()))
     assert (pair.source, pair.target) == (english, french)
     assert pair.source_words == tuple(tokenise(english)) and pair.target_words == tuple(tokenise(french))
     assert (set(pair.links.sure), set(pair.links.possible)) == parsed(notation)
 
 
 def test_inverted_adjectives():
-    pair = grammar.realised(Sentence((is_(np('Area', 'the', 'European', 'Economic'), 'African'),)))
+    pair = grammar.example_of_structure(Sentence((is_(np('Area', 'the', 'European', 'Economic'), 'African'),)))
     assert pair.inverted == ((2, 2), (1, 3))
 
 
 @functools.cache
 def drawn(split):
     counts = {'train': 50_000, 'valid': 1000, 'test': 1000, 'test_combinations': 2000, 'test_lengths': 2000}
-    return grammar.examples(split, counts[split], 11)
+    return grammar.grammar_examples(split, counts[split], 11)
 
 
-EVERY = [pytest.param(split, id=split) for split in grammar.SPLITS]
+EVERY = [pytest.param(split, id=split) for split in grammar.GRAMMAR_SPLITS]
 
 
 @pytest.mark.parametrize('split', EVERY)
@@ -198,8 +198,8 @@ def test_english_determines_french():
 
 
 def test_splits_are_disjoint():
-    sources = {split: {e.source for e in drawn(split)} for split in grammar.SPLITS}
-    for one, other in two_of(grammar.SPLITS, 2):
+    sources = {split: {e.source for e in drawn(split)} for split in grammar.GRAMMAR_SPLITS}
+    for one, other in two_of(grammar.GRAMMAR_SPLITS, 2):
         assert not sources[one] & sources[other], (one, other)
 
 
@@ -242,29 +242,31 @@ def test_every_sentence_holds_a_held_out_combination():
 
 @pytest.mark.parametrize('split', EVERY)
 def test_pure(split):
-    a = grammar.examples(split, 20, 5)
-    assert grammar.example(split, 5, 13) == a[13] and grammar.examples(split, 20, 5) == a
-    assert [e.source for e in grammar.examples(split, 20, 6)] != [e.source for e in a]
+    a = grammar.grammar_examples(split, 20, 5)
+    assert grammar.grammar_example(split, 5, 13) == a[13] and grammar.grammar_examples(split, 20, 5) == a
+    assert [e.source for e in grammar.grammar_examples(split, 20, 6)] != [e.source for e in a]
     assert len({e.source for e in a}) > 17
 
 
 def test_same_in_every_process():
-    code = ("from attnlab.data.grammar import examples\n"
-            "print([(e.source, e.target, sorted(e.links.possible), e.inverted) for e in examples('test', 9, 3)])")
+    code = (
+        'from attnlab.data.grammar import grammar_examples\n'
+        "print([(e.source, e.target, sorted(e.links.possible), e.inverted) for e in grammar_examples('test', 9, 3)])"
+    )
     runs = [subprocess.run([sys.executable, '-c', code], env={**os.environ, 'PYTHONHASHSEED': seed}, check=True,
                            capture_output=True, cwd=Path(grammar.__file__).parents[3]).stdout for seed in '12']
     assert runs[0] == runs[1]
 
 
 def test_pairs():
-    pairs, examples = grammar.pairs('valid', 5, 2), grammar.examples('valid', 5, 2)
+    pairs, examples = grammar.grammar_pairs('valid', 5, 2), grammar.grammar_examples('valid', 5, 2)
     assert pairs.source == tuple(e.source for e in examples) and pairs.target == tuple(e.target for e in examples)
     assert pairs.links == tuple(e.links for e in examples)
 
 
 def test_unknown_split():
     with pytest.raises(UserError, match='tests.*test_lengths'):
-        grammar.example('tests', 0, 0)
+        grammar.grammar_example('tests', 0, 0)
 
 
 PHENOMENA = {  # in French, in English, least share of sentences

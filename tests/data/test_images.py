@@ -10,7 +10,7 @@ import pytest
 from attnlab.data import images
 from attnlab.errors import UserError
 
-TEN, HUNDRED = images.CLASSES['cifar10'], images.CLASSES['cifar100']
+TEN, HUNDRED = images.CLASS_COUNTS['cifar10'], images.CLASS_COUNTS['cifar100']
 PLANES = np.arange(3 * 1024)
 
 
@@ -31,7 +31,7 @@ def pickled(value):
 
 def published(name, kind):
     """The files of a layout, by their names."""
-    layout = images.LAYOUTS[name][kind]
+    layout = images.CIFAR_LAYOUTS[name][kind]
     found = {}
     for file in (*layout.train, *layout.test):
         labels = labels_of(file)
@@ -40,7 +40,7 @@ def published(name, kind):
             found[file] = np.concatenate([front, planes()], axis=1).tobytes()
         else:
             found[file] = pickled({b'data': planes(), layout.label.encode(): labels, b'filenames': [b'x.png'] * 4})
-    names = [f'class{i}' for i in range(images.CLASSES[name])]
+    names = [f'class{i}' for i in range(images.CLASS_COUNTS[name])]
     if layout.before:
         found[layout.names] = '\n'.join([*names, '', '']).encode()
     else:
@@ -72,14 +72,14 @@ def test_every_published_layout_is_read_alike(name, kind, tmp_path):
     archive(tmp_path / 'packed' / layout.archive, layout, found)
     places = [tmp_path / 'files', tmp_path / 'below', tmp_path / 'packed', tmp_path / 'packed' / layout.archive]
     for place in places:
-        train, test = (images.cifar(name, split, place) for split in ('train', 'test'))
+        train, test = (images.load_cifar(name, split, place) for split in ('train', 'test'))
         assert train.labels.tolist() == [x for file in layout.train for x in labels_of(file)]
         assert test.labels.tolist() == labels_of(layout.test[0]) and test.labels.dtype == np.int32
         assert test.pixels.shape == (4, 32, 32, 3) and test.pixels.dtype == np.uint8
         rows, columns = np.divmod(np.arange(1024), 32)
         np.testing.assert_array_equal(test.pixels[0, rows, columns, 0], (32 * rows + columns) % 256)
         assert set(np.unique(test.pixels[..., 1])) == {2} and set(np.unique(test.pixels[..., 2])) == {3}
-        assert test.names == tuple(f'class{i}' for i in range(images.CLASSES[name]))
+        assert test.names == tuple(f'class{i}' for i in range(images.CLASS_COUNTS[name]))
         back = test.pixels.transpose(0, 3, 1, 2).reshape(4, -1)
         np.testing.assert_array_equal(back, planes())
 
@@ -92,7 +92,7 @@ def test_every_pickle_protocol_and_numpy_s_own_numbers_are_read(protocol, tmp_pa
             found = {'test_batch': {'data': data, 'labels': kind, 'filenames': list(np.array(['a.png'] * 4))},
                      'batches.meta': {'label_names': list(np.array(names))}}  # fmt: skip
             write(tmp_path, {file: pickle.dumps(value, protocol) for file, value in found.items()})
-            test = images.cifar('cifar10', 'test', tmp_path)
+            test = images.load_cifar('cifar10', 'test', tmp_path)
             np.testing.assert_array_equal(test.pixels.transpose(0, 3, 1, 2).reshape(4, -1), planes())
             assert test.labels.tolist() == labels and test.names == tuple(names)
 
@@ -101,18 +101,18 @@ def test_a_class_name_of_the_binary_layout_may_hold_a_blank(tmp_path):
     _, found = published('cifar10', 1)
     names = ['sea lion', *(f'class{i}' for i in range(1, TEN))]
     write(tmp_path, found | {'batches.meta.txt': '\r\n'.join([*names, '', '']).encode()})
-    assert images.cifar('cifar10', 'test', tmp_path).names == tuple(names)
+    assert images.load_cifar('cifar10', 'test', tmp_path).names == tuple(names)
 
 
 def test_what_is_held_out_is_the_end_and_no_one_is_lost(tmp_path):
     _, found = published('cifar10', 0)
     write(tmp_path, found)
-    whole = images.cifar('cifar10', 'train', tmp_path)
-    parts = images.parted(whole, 7)
+    whole = images.load_cifar('cifar10', 'train', tmp_path)
+    parts = images.split_held_out(whole, 7)
     np.testing.assert_array_equal(np.concatenate([each.labels for each in parts]), whole.labels)
     assert [len(each.labels) for each in parts] == [13, 7]
     with pytest.raises(UserError, match='data.held_out is 20; expected fewer than the 20 images'):
-        images.parted(whole, 20)
+        images.split_held_out(whole, 20)
 
 
 class Bomb:
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_named(file, data, message, tmp_path, capsys):
     _, found = published('cifar10', 0)
     write(tmp_path, found | {file: data})
     with pytest.raises(UserError, match=message):
-        images.cifar('cifar10', 'test', tmp_path)
+        images.load_cifar('cifar10', 'test', tmp_path)
     assert 'run' not in capsys.readouterr().out
 
 
@@ -145,44 +145,44 @@ def test_a_binary_file_cut_short_is_named(tmp_path):
     _, found = published('cifar10', 1)
     write(tmp_path, found | {'test_batch.bin': found['test_batch.bin'][:-5]})
     with pytest.raises(UserError, match='test_batch.bin: 12287 bytes; expected a multiple of 3073'):
-        images.cifar('cifar10', 'test', tmp_path)
+        images.load_cifar('cifar10', 'test', tmp_path)
 
 
 def test_missing_files_and_archives_cut_short(tmp_path):
     with pytest.raises(UserError, match='no cifar10 there; expected cifar-10-batches-py or cifar-10-python.tar.gz or'):
-        images.cifar('cifar10', 'train', tmp_path / 'nowhere')
+        images.load_cifar('cifar10', 'train', tmp_path / 'nowhere')
     layout, found = published('cifar10', 0)
     del found['data_batch_3']
     write(tmp_path / 'files', found)
     with pytest.raises(UserError, match=r'data_batch_3: cannot be read \(No such file'):
-        images.cifar('cifar10', 'train', tmp_path / 'files')
+        images.load_cifar('cifar10', 'train', tmp_path / 'files')
     archive(tmp_path / layout.archive, layout, found)
     with pytest.raises(UserError, match='there is no cifar-10-batches-py/data_batch_3 in it'):
-        images.cifar('cifar10', 'train', tmp_path)
+        images.load_cifar('cifar10', 'train', tmp_path)
     (tmp_path / layout.archive).write_bytes((tmp_path / layout.archive).read_bytes()[:900])
     with pytest.raises(UserError, match='it may be damaged'):
-        images.cifar('cifar10', 'test', tmp_path)
+        images.load_cifar('cifar10', 'test', tmp_path)
 
 
 def test_the_folder_of_the_environment(tmp_path, monkeypatch):
     layout, found = published('cifar100', 0)
     write(tmp_path / 'cifar100' / layout.folder, found)
     monkeypatch.setenv('ATTNLAB_DATA', str(tmp_path))
-    assert len(images.cifar('cifar100', 'test').labels) == 4
+    assert len(images.load_cifar('cifar100', 'test').labels) == 4
 
 
 def test_a_download_that_fails_says_what_helps(tmp_path, monkeypatch):
     monkeypatch.delenv('ATTNLAB_DATA', raising=False)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-    monkeypatch.setattr(images, 'URL', 'file:///nowhere/')
+    monkeypatch.setattr(images, 'CIFAR_URL', 'file:///nowhere/')
     with pytest.raises(UserError, match='cannot be downloaded .* a folder that holds it is taken by --config.data.fo'):
-        images.cifar('cifar10', 'test')
+        images.load_cifar('cifar10', 'test')
 
 
 def test_arrays_in_a_file(tmp_path):
     path, pixels = tmp_path / 'some.npz', np.zeros((5, 8, 6, 2), np.uint8)
     np.savez(path, images=pixels, labels=np.array([0, 1, 2, 0, 1]))
-    found = images.arrays(path, 3, (8, 6, 2))
+    found = images.load_npz_images(path, 3, (8, 6, 2))
     assert found.pixels.shape == pixels.shape and found.labels.dtype == np.int32 and found.names == ('0', '1', '2')
     for given, message in (
         (dict(images=pixels), "lacks labels; expected 'images' and 'labels'"),
@@ -196,19 +196,19 @@ def test_arrays_in_a_file(tmp_path):
     ):
         np.savez(path, **given)
         with pytest.raises(UserError, match=message):
-            images.arrays(path, 3, (8, 6, 2))
+            images.load_npz_images(path, 3, (8, 6, 2))
     np.save(tmp_path / 'one.npy', pixels)
     with pytest.raises(UserError, match=r'one.npy: cannot be read as .npz \(it is one array\)'):
-        images.arrays(tmp_path / 'one.npy', 3, (8, 6, 2))
+        images.load_npz_images(tmp_path / 'one.npy', 3, (8, 6, 2))
     path.write_bytes(b'PK not really')
     with pytest.raises(UserError, match='cannot be read as .npz'):
-        images.arrays(path, 3, (8, 6, 2))
+        images.load_npz_images(path, 3, (8, 6, 2))
 
 
 def test_statistics_are_of_each_channel():
     pixels = np.random.default_rng(0).integers(0, 256, (9, 5, 4, 3)).astype(np.uint8)
     pixels[..., 2] = 7
-    mean, deviation = images.statistics(pixels)
+    mean, deviation = images.channel_statistics(pixels)
     values = pixels / 255.0
     np.testing.assert_allclose(mean, values.mean(axis=(0, 1, 2)), rtol=1e-12)
     np.testing.assert_allclose(deviation[:2], values.std(axis=(0, 1, 2))[:2], rtol=1e-9)
@@ -216,13 +216,13 @@ def test_statistics_are_of_each_channel():
 
 
 def test_digits_are_the_same_again_and_their_own_in_each_split():
-    first, again, more = (images.drawn('train', count, 3) for count in (30, 30, 1100))
+    first, again, more = (images.draw_digit_images('train', count, 3) for count in (30, 30, 1100))
     np.testing.assert_array_equal(first.pixels, again.pixels)
     np.testing.assert_array_equal(first.pixels, more.pixels[:30])
     assert first.pixels.shape == (30, 16, 16, 1) and first.pixels.dtype == np.uint8
     assert first.names == tuple('0123456789')
     assert np.all(np.bincount(more.labels) > 60)
-    for other in (images.drawn('test', 30, 3), images.drawn('train', 30, 4)):
+    for other in (images.draw_digit_images('test', 30, 3), images.draw_digit_images('train', 30, 4)):
         assert not np.array_equal(first.pixels, other.pixels)
 
 
@@ -230,8 +230,8 @@ def test_the_real_set(shared):
     folder = shared('cifar10')
     if not (folder / 'cifar-10-batches-py').is_dir():
         pytest.skip('no published layout of CIFAR-10 in the folder that ATTNLAB_DATA names')
-    train, test = (images.cifar('cifar10', split, folder) for split in ('train', 'test'))
+    train, test = (images.load_cifar('cifar10', split, folder) for split in ('train', 'test'))
     assert np.bincount(train.labels).tolist() == [5000] * 10 and np.bincount(test.labels).tolist() == [1000] * 10
-    mean, deviation = images.statistics(train.pixels)
+    mean, deviation = images.channel_statistics(train.pixels)
     scaled = (train.pixels[::50] / 255 - mean) / deviation
     assert np.all(np.abs(scaled.mean(axis=(0, 1, 2))) < 0.05) and np.all(np.abs(scaled.std(axis=(0, 1, 2)) - 1) < 0.05)

@@ -50,35 +50,35 @@ def test_few_are_drawn_anew_and_where_nothing_can_be_kept_all_are(folder, monkey
 
 def test_sentences_and_digits_come_back_as_they_were_drawn(folder):
     for split in ('train', 'test_lengths'):
-        drawn = grammar.examples(split, 30, 7)
+        drawn = grammar.grammar_examples(split, 30, 7)
         for _ in range(2):
-            pairs = grammar.pairs(split, 30, 7)
+            pairs = grammar.grammar_pairs(split, 30, 7)
             assert pairs.source == tuple(e.source for e in drawn) and pairs.target == tuple(e.target for e in drawn)
             assert pairs.links == tuple(e.links for e in drawn)
-    pixels, labels = digits.draw(30, (7, 0))
+    pixels, labels = digits.draw_digits(30, (7, 0))
     for _ in range(2):
-        found = images.drawn('train', 30, 7)
+        found = images.draw_digit_images('train', 30, 7)
         np.testing.assert_array_equal(found.pixels, pixels)
         np.testing.assert_array_equal(found.labels, labels)
         assert found.pixels.dtype == np.uint8 and found.labels.dtype == np.int32
     assert len(list(folder.iterdir())) == 3
 
 
-@pytest.mark.parametrize('kind', vocabulary.KINDS)
+@pytest.mark.parametrize('kind', vocabulary.VOCABULARY_SUFFIXES)
 def test_vocabularies_and_ids_come_back_as_they_were_made(folder, monkeypatch, kind):
-    lines = [pair.source for pair in grammar.examples('train', 40, 0)]
-    fresh = vocabulary.build(kind, lines[:9], 350, 'en')  # of so few nothing is kept
+    lines = [pair.source for pair in grammar.grammar_examples('train', 40, 0)]
+    fresh = vocabulary.build_vocabulary(kind, lines[:9], 350, 'en')  # of so few nothing is kept
     assert not folder.exists()
-    made = vocabulary.build(kind, lines, 350, 'en')
-    ids = made.encode_all(lines)
+    made = vocabulary.build_vocabulary(kind, lines, 350, 'en')
+    ids = made.encode_batch(lines)
     assert [made.encode(line) for line in lines] == ids and made.tokens != fresh.tokens
     monkeypatch.setattr(vocabulary, '_words', None)
-    again = vocabulary.build(kind, iter(lines), 350, 'en')
-    assert again == made and again.encode_all(iter(lines)) == ids
-    assert all(type(i) is int for line in again.encode_all(lines) for i in line)
-    for other in (lambda: vocabulary.build(kind, lines, 349, 'en'), lambda: vocabulary.build(kind, lines, 350, 'fr'),
-                  lambda: vocabulary.build(kind, lines[1:], 350, 'en'), lambda: made.encode_all(lines[::-1]),
-                  lambda: fresh.encode_all(lines)):  # fmt: skip
+    again = vocabulary.build_vocabulary(kind, iter(lines), 350, 'en')
+    assert again == made and again.encode_batch(iter(lines)) == ids
+    assert all(type(i) is int for line in again.encode_batch(lines) for i in line)
+    for other in (lambda: vocabulary.build_vocabulary(kind, lines, 349, 'en'), lambda: vocabulary.build_vocabulary(kind, lines, 350, 'fr'),
+                  lambda: vocabulary.build_vocabulary(kind, lines[1:], 350, 'en'), lambda: made.encode_batch(lines[::-1]),
+                  lambda: fresh.encode_batch(lines)):  # fmt: skip
         with pytest.raises(TypeError, match='NoneType'):
             other()
 

@@ -7,17 +7,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnlab.data.corpus import Text
-from attnlab.data.rows import IGNORE, Rows, consecutive, in_order, pack, shuffled, windows
-from attnlab.data.tokens import Characters, document
+from attnlab.data.corpus import SourceText
+from attnlab.data.rows import (
+    IGNORE_LABEL,
+    TokenRows,
+    consecutive_windows,
+    ordered_row_batches,
+    pack_documents,
+    random_windows,
+    shuffled_row_batches,
+)
+from attnlab.data.tokenizers import CharacterTokenizer, encode_document
 from attnlab.errors import UserError
 
 
 def test_windows_are_drawn_by_seed_and_step():
     ids = np.arange(100, 150, dtype=np.uint16)
-    draw = windows(ids, T=7, B=5, seed=3)
+    draw = random_windows(ids, T=7, B=5, seed=3)
     batches = [draw(step) for step in range(200)]
-    again = windows(ids, 7, 5, 3)
+    again = random_windows(ids, 7, 5, 3)
     for step in (199, 0, 3):
         for one, other in zip(again(step), batches[step], strict=True):
             np.testing.assert_array_equal(one, other)
@@ -29,30 +37,30 @@ def test_windows_are_drawn_by_seed_and_step():
     starts = Counter(int(start) for batch in batches for start in batch.tokens[:, 0])
     assert set(starts) == set(range(100, 143))  # the last window's last label is the last token
     assert max(starts.values()) < 2.2 * 1000 / 43 and min(starts.values()) > 0.4 * 1000 / 43
-    orders = {tuple(windows(ids, 7, 5, seed)(step).tokens[:, 0]) for seed in range(9) for step in range(9)}
+    orders = {tuple(random_windows(ids, 7, 5, seed)(step).tokens[:, 0]) for seed in range(9) for step in range(9)}
     assert len(orders) == 81
     # As one list of 32-bit words both would be 0, 1, 5.
-    assert (windows(ids, 7, 5, 2**32)(5).tokens != windows(ids, 7, 5, 0)(5 * 2**32 + 1).tokens).any()
+    assert (random_windows(ids, 7, 5, 2**32)(5).tokens != random_windows(ids, 7, 5, 0)(5 * 2**32 + 1).tokens).any()
 
 
 def test_the_shortest_text():
-    assert (windows(np.arange(8), 7, 2, 0)(0).labels == np.arange(1, 8)).all()
+    assert (random_windows(np.arange(8), 7, 2, 0)(0).labels == np.arange(1, 8)).all()
     with pytest.raises(UserError, match='the text has 7 tokens; windows of 7 need at least 8'):
-        windows(np.arange(7), 7, 2, 0)
+        random_windows(np.arange(7), 7, 2, 0)
     for count in (0, 1):
         with pytest.raises(UserError, match=f'the text has {count} tokens; expected at least 2'):
-            consecutive(np.arange(count), 7)
-    made = consecutive(np.array([5, 6]), 3)
+            consecutive_windows(np.arange(count), 7)
+    made = consecutive_windows(np.array([5, 6]), 3)
     assert [values.tolist() for values in made] == [[[5, 0, 0]], [[6, -1, -1]], [[1, 0, 0]], [[0, 0, 1]]]
 
 
 @pytest.mark.parametrize('call', [
-    lambda: windows(np.arange(9), 0, 2, 0),
-    lambda: windows(np.arange(9), 2, 0, 0),
-    lambda: consecutive(np.arange(9), 0),
-    lambda: pack([np.arange(9)], 0),
-    lambda: in_order(consecutive(np.arange(9), 2), 0),
-    lambda: shuffled(consecutive(np.arange(9), 2), 0, 0),
+    lambda: random_windows(np.arange(9), 0, 2, 0),
+    lambda: random_windows(np.arange(9), 2, 0, 0),
+    lambda: consecutive_windows(np.arange(9), 0),
+    lambda: pack_documents([np.arange(9)], 0),
+    lambda: ordered_row_batches(consecutive_windows(np.arange(9), 2), 0),
+    lambda: shuffled_row_batches(consecutive_windows(np.arange(9), 2), 0, 0),
 ])  # fmt: skip
 def test_sizes_of_nothing(call):
     with pytest.raises(UserError, match='rows of . tokens, . in a batch; expected at least 1 of each'):
@@ -67,7 +75,7 @@ def positions_of(segments: list[int]) -> list[int]:
     return out
 
 
-def check(made: Rows) -> None:
+def check(made: TokenRows) -> None:
     """What holds for all rows."""
     for values in made:
         assert values.dtype == np.int32 and values.shape == made.tokens.shape
@@ -75,7 +83,7 @@ def check(made: Rows) -> None:
         assert positions == positions_of(segments)
         for at, segment in enumerate(segments):
             if segment == 0:
-                assert (tokens_[at], labels[at]) == (0, IGNORE)
+                assert (tokens_[at], labels[at]) == (0, IGNORE_LABEL)
             elif at + 1 < len(segments) and segments[at + 1] == segment:
                 assert labels[at] == tokens_[at + 1]
 
@@ -83,18 +91,18 @@ def check(made: Rows) -> None:
 @given(st.integers(2, 60), st.integers(1, 12), st.integers(1, 5))
 def test_every_token_is_predicted_once(count, T, B):
     ids = np.random.default_rng(count).integers(0, 9, count)
-    made = consecutive(ids, T)
+    made = consecutive_windows(ids, T)
     check(made)
     pairs = []
     assert len(made.tokens) == len(range(0, count - 1, T))  # no row of padding alone
     for start in range(0, count - 1, T):
         pairs += [(int(ids[at]), int(ids[at + 1])) for at in range(start, min(start + T, count - 1))]
     found = []
-    for batch in in_order(made, B):
+    for batch in ordered_row_batches(made, B):
         check(batch)
         assert batch.tokens.shape == (B, T)
         for row, labels in zip(batch.tokens.tolist(), batch.labels.tolist(), strict=True):
-            found += [(one, label) for one, label in zip(row, labels, strict=True) if label != IGNORE]
+            found += [(one, label) for one, label in zip(row, labels, strict=True) if label != IGNORE_LABEL]
     assert found == pairs and [label for _, label in found] == ids[1:].tolist()
 
 
@@ -107,7 +115,7 @@ def packed_by_hand(lists, T):
     for one in lists:
         for start in range(0, len(one), T):
             piece = one[start : start + T]
-            after = one[start + T] if start + T < len(one) else IGNORE
+            after = one[start + T] if start + T < len(one) else IGNORE_LABEL
             rooms = [(T - len(row), at) for at, row in enumerate(made) if T - len(row) >= len(piece)]
             if rooms:
                 row = made[min(rooms)[1]]
@@ -117,7 +125,7 @@ def packed_by_hand(lists, T):
             number = row[-1][2] + 1 if row else 1
             labels = [*piece[1:], after]
             row += [(token, label, number, at) for at, (token, label) in enumerate(zip(piece, labels, strict=True))]
-    return [row + [(0, IGNORE, 0, at) for at in range(T - len(row))] for row in made]
+    return [row + [(0, IGNORE_LABEL, 0, at) for at in range(T - len(row))] for row in made]
 
 
 LISTS = st.lists(st.lists(st.integers(1, 99), max_size=14), min_size=1, max_size=20)
@@ -126,21 +134,21 @@ LISTS = st.lists(st.lists(st.integers(1, 99), max_size=14), min_size=1, max_size
 @given(LISTS.filter(any), st.integers(1, 9))
 @settings(max_examples=200)
 def test_packing_against_plain_loops(lists, T):
-    made = pack([np.array(one, np.int64) for one in lists], T)
+    made = pack_documents([np.array(one, np.int64) for one in lists], T)
     check(made)
     by_hand = np.array(packed_by_hand(lists, T), np.int32)
     for values, right in zip(made, np.moveaxis(by_hand, 2, 0), strict=True):
         np.testing.assert_array_equal(values, right)
-    scored = Counter(made.labels[made.labels != IGNORE].tolist())
+    scored = Counter(made.labels[made.labels != IGNORE_LABEL].tolist())
     assert scored == Counter(i for one in lists for i in one[1:])
     assert Counter(made.tokens[made.segment_ids > 0].tolist()) == Counter(i for one in lists for i in one)
 
 
 def test_documents_keep_their_ends_and_nothing_is_predicted_across():
     """Case 36 and case 51: the labels of <s> a b are a b </s>, and no label is another document's token."""
-    made = Characters('ab', marked=True)
-    (end, _), three = made.marks, [document(made, Text(text, 'x')) for text in ('ab', 'b', 'aab')]
-    packed = pack(three, 8)
+    made = CharacterTokenizer('ab', marked=True)
+    (end, _), three = made.marks, [encode_document(made, SourceText(text, 'x')) for text in ('ab', 'b', 'aab')]
+    packed = pack_documents(three, 8)
     assert packed.tokens.tolist() == [[end, 0, 1, end, end, 1, end, 0], [end, 0, 0, 1, end, 0, 0, 0]]
     assert packed.labels.tolist() == [[0, 1, end, -1, 1, end, -1, -1], [0, 0, 1, end, -1, -1, -1, -1]]
     assert packed.segment_ids.tolist() == [[1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 0, 0, 0]]
@@ -150,20 +158,20 @@ def test_documents_keep_their_ends_and_nothing_is_predicted_across():
 def test_nothing_to_pack():
     for empty in ([], [np.array([], np.int32)]):
         with pytest.raises(UserError, match='no documents to pack'):
-            pack(empty, 4)
+            pack_documents(empty, 4)
 
 
 def test_packing_wastes_little():
     random = np.random.default_rng(0)
     lengths = random.integers(4, 40, 20_000)
-    made = pack([np.ones(length, np.int32) for length in lengths], 64)
+    made = pack_documents([np.ones(length, np.int32) for length in lengths], 64)
     assert len(made.tokens) < 1.02 * lengths.sum() / 64
 
 
 def test_packed_rows_come_once_an_epoch():
-    made = pack([np.full(length, length, np.int32) for length in range(1, 12)], 16)
+    made = pack_documents([np.full(length, length, np.int32) for length in range(1, 12)], 16)
     count = len(made.tokens)
-    of = shuffled(made, 3, seed=1)
+    of = shuffled_row_batches(made, 3, seed=1)
     steps = -(-count // 3)
     orders = []
     for number in range(3):
@@ -176,5 +184,7 @@ def test_packed_rows_come_once_an_epoch():
         assert sorted(map(bytes, full)) == sorted(map(bytes, np.stack(made, 1)))
         orders.append(full.tobytes())
     assert len(set(orders)) == 3
-    np.testing.assert_array_equal(shuffled(made, 3, seed=1)(2).tokens, of(2).tokens)
-    np.testing.assert_array_equal(np.concatenate([batch.tokens for batch in in_order(made, 3)])[:count], made.tokens)
+    np.testing.assert_array_equal(shuffled_row_batches(made, 3, seed=1)(2).tokens, of(2).tokens)
+    np.testing.assert_array_equal(
+        np.concatenate([batch.tokens for batch in ordered_row_batches(made, 3)])[:count], made.tokens
+    )

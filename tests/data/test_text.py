@@ -10,13 +10,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from attnlab.data import corpus, images
-from attnlab.data.parallel import SPLITS, read_pair
-from attnlab.data.text import JOIN, SPACE, bare, detokenise, is_blank, normalise, read_lines, tokenise
+from attnlab.data.parallel_text import MULTI30K_SPLITS, read_sentence_pairs
+from attnlab.data.text import (
+    JOIN_MARK,
+    SPACE_MARK,
+    detokenise,
+    is_blank,
+    normalise,
+    read_lines,
+    strip_spacing_mark,
+    tokenise,
+)
 from attnlab.errors import UserError
 
 # What the rules look at, more often than chance would draw it.
 TEXTS = st.text(st.one_of(
-    st.sampled_from('aésdlqutTm019 \'"«»?!;:.,-()/&#$’ʼ“…\u00a0\u202f\u200b\u00ad\u0301\ufeff_▁' + JOIN + SPACE),
+    st.sampled_from('aésdlqutTm019 \'"«»?!;:.,-()/&#$’ʼ“…\u00a0\u202f\u200b\u00ad\u0301\ufeff_▁' + JOIN_MARK + SPACE_MARK),
     st.characters(exclude_categories=['Cs']),
 ), max_size=40)  # fmt: skip
 EXACT = settings(max_examples=400, derandomize=True, deadline=None)
@@ -25,7 +34,7 @@ EXACT = settings(max_examples=400, derandomize=True, deadline=None)
 def real_lines(shared):
     multi30k, hansards = shared('multi30k'), shared('hansards')
     for language in ('en', 'fr'):
-        for path in [multi30k / f'{name}.{language}.gz' for name in SPLITS.values()] + [
+        for path in [multi30k / f'{name}.{language}.gz' for name in MULTI30K_SPLITS.values()] + [
             hansards / f'{name}.en-fr.{language}' for name in ('trial', 'test')
         ]:
             yield from ((line, language) for line in read_lines(path))
@@ -79,8 +88,8 @@ def test_a_folder_is_not_offered_for_a_missing_file(tmp_path):
         read_lines(tmp_path / 'nope')
 
 
-@pytest.mark.parametrize('read', [corpus.read, read_pair, lambda path: read_pair(path.with_suffix('')),
-                                  lambda path: images.arrays(path, 2, (1, 1, 1))])  # fmt: skip
+@pytest.mark.parametrize('read', [corpus.read_text, read_sentence_pairs, lambda path: read_sentence_pairs(path.with_suffix('')),
+                                  lambda path: images.load_npz_images(path, 2, (1, 1, 1))])  # fmt: skip
 def test_a_pipe_is_no_data_of_a_run_which_reads_again(tmp_path, read):
     os.mkfifo(tmp_path / 'x.en')
     with pytest.raises(UserError, match=r'x.en is a pipe or a device, which can be read only once; expected a file'):
@@ -116,7 +125,7 @@ def test_the_locale_changes_nothing(tmp_path):
     )
     env = {**os.environ, 'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'}
     out = subprocess.run([sys.executable, '-c', code, path], env=env, capture_output=True, check=True, text=True).stdout
-    assert out.strip() == ascii([["L'", 'été', 'à', "l'", 'œuvre', SPACE + '?']])
+    assert out.strip() == ascii([["L'", 'été', 'à', "l'", 'œuvre', SPACE_MARK + '?']])
 
 
 # One form
@@ -178,7 +187,7 @@ def test_any_text_has_one_form_and_its_words_give_it_back(text):
             assert normalise(unicodedata.normalize(form, text), language) == once
         words = tokenise(once)
         assert detokenise(words) == once
-        assert ''.join(map(bare, words)) == once.replace(' ', '')
+        assert ''.join(map(strip_spacing_mark, words)) == once.replace(' ', '')
         assert not any(word == '' or ' ' in word for word in words)
 
 
@@ -190,7 +199,7 @@ def test_every_real_line_has_one_form_and_its_words_give_it_back(shared):
         assert normalise(once, language) == once
         assert detokenise(words) == once
         lines += 1
-        marked += any(bare(word) != word for word in words)
+        marked += any(strip_spacing_mark(word) != word for word in words)
     assert lines == 2 * (29_000 + 1_014 + 1_000 + 1_000 + 37 + 447)
     assert marked < lines / 50  # the Hansards come cut into words, with a space before every stop
 
@@ -218,12 +227,12 @@ def test_words_of_expected_spacing_need_no_mark(text, words):
 
 
 @pytest.mark.parametrize(('text', 'words'), [
-    ('Quoi ?', ['Quoi', SPACE + '?']),
-    ('Quoi?Rien', ['Quoi', '?', JOIN + 'Rien']),
+    ('Quoi ?', ['Quoi', SPACE_MARK + '?']),
+    ('Quoi?Rien', ['Quoi', '?', JOIN_MARK + 'Rien']),
     ('a "b', ['a', '"', 'b']),
-    ('a " b', ['a', '"', SPACE + 'b']),
-    ('they \'re', ['they', SPACE + "'re"]),
-    (f'{SPACE} a{JOIN} {SPACE}{SPACE}', [JOIN + SPACE, 'a', JOIN + JOIN, SPACE + SPACE + SPACE]),
+    ('a " b', ['a', '"', SPACE_MARK + 'b']),
+    ('they \'re', ['they', SPACE_MARK + "'re"]),
+    (f'{SPACE_MARK} a{JOIN_MARK} {SPACE_MARK}{SPACE_MARK}', [JOIN_MARK + SPACE_MARK, 'a', JOIN_MARK + JOIN_MARK, SPACE_MARK + SPACE_MARK + SPACE_MARK]),
 ])  # fmt: skip
 def test_a_mark_stands_where_the_spacing_is_not_the_expected(text, words):
     assert tokenise(text) == words
@@ -231,5 +240,11 @@ def test_a_mark_stands_where_the_spacing_is_not_the_expected(text, words):
 
 
 def test_words_of_no_text_are_spaced_as_expected():
-    assert detokenise(['l', "l'", 'homme', ',', '<unk>', '.', JOIN]) == f"l l'homme, <unk>. {JOIN}"
-    assert [bare(word) for word in (SPACE + '?', JOIN + SPACE, JOIN, 'a', '')] == ['?', SPACE, JOIN, 'a', '']
+    assert detokenise(['l', "l'", 'homme', ',', '<unk>', '.', JOIN_MARK]) == f"l l'homme, <unk>. {JOIN_MARK}"
+    assert [strip_spacing_mark(word) for word in (SPACE_MARK + '?', JOIN_MARK + SPACE_MARK, JOIN_MARK, 'a', '')] == [
+        '?',
+        SPACE_MARK,
+        JOIN_MARK,
+        'a',
+        '',
+    ]

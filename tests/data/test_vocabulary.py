@@ -9,9 +9,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from attnlab.data.parallel import multi30k
-from attnlab.data.text import JOIN, SPACE, bare, normalise, tokenise
-from attnlab.data.vocabulary import BOS, EOS, PAD, SPECIAL, UNK, Vocabulary, build, load, save, warn_of_unknown
+from attnlab.data.parallel_text import load_multi30k
+from attnlab.data.text import JOIN_MARK, SPACE_MARK, normalise, strip_spacing_mark, tokenise
+from attnlab.data.vocabulary import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL_TOKENS,
+    UNK,
+    Vocabulary,
+    build_vocabulary,
+    load_vocabulary,
+    save_vocabulary,
+    warn_of_unknown_words,
+)
 from attnlab.errors import UserError
 
 LINES = ["L'homme a vu l'homme.", "L'été, l'homme a soif ?", 'Une femme boit. Elle a vu la mer.', 'Où ? À Sète !', '']
@@ -20,24 +31,26 @@ KINDS = ('words', 'subwords')
 
 @pytest.fixture(scope='module', params=KINDS)
 def small(request):
-    return build(request.param, LINES, 320, 'fr')
+    return build_vocabulary(request.param, LINES, 320, 'fr')
 
 
 @pytest.fixture(scope='module')
 def real(shared):
     """Vocabularies of the training split with the validation lines of their side."""
     folder = shared('multi30k')
-    train, valid = multi30k('train', folder), multi30k('valid', folder)
+    train, valid = load_multi30k('train', folder), load_multi30k('valid', folder)
     sides = (('en', train.source, valid.source), ('fr', train.target, valid.target))
-    return [(build(kind, lines, 6000, language), valid) for language, lines, valid in sides for kind in KINDS]
+    return [
+        (build_vocabulary(kind, lines, 6000, language), valid) for language, lines, valid in sides for kind in KINDS
+    ]
 
 
 def test_words_by_frequency_then_alphabet():
-    vocabulary = build('words', ['b a c é z', 'c é Z b b'], 9, 'fr')
+    vocabulary = build_vocabulary('words', ['b a c é z', 'c é Z b b'], 9, 'fr')
     assert vocabulary.tokens == ('<pad>', '<unk>', '<s>', '</s>', 'b', 'c', 'é', 'Z', 'a')
     assert vocabulary.size == 9
     assert vocabulary.encode('a z É b') == [8, UNK, UNK, 4]
-    assert build('words', ['b a'], 100, 'fr').size == 6
+    assert build_vocabulary('words', ['b a'], 100, 'fr').size == 6
 
 
 def test_words_of_the_training_split(real):
@@ -54,26 +67,26 @@ def test_words_of_the_training_split(real):
 def test_words_that_training_lacks_are_named(small, caplog):
     lines = ["L'homme a vu 日本.", 'Une ñandou boit.', 'É日 日本']
     assert [small.unknown_words(line) for line in lines] == [['日本'], ['ñandou'], ['É日', '日本']]
-    warn_of_unknown(small, lines)
+    warn_of_unknown_words(small, lines)
     assert caplog.messages == ['unknown to the model, as its training text lacks them: 日本, ñandou, É日']
-    warn_of_unknown(small, LINES)
+    warn_of_unknown_words(small, LINES)
     assert len(caplog.messages) == 1
-    warn_of_unknown(small, ['日' * count for count in range(1, 31)])
+    warn_of_unknown_words(small, ['日' * count for count in range(1, 31)])
     assert caplog.messages[1].endswith('日 and 10 more')
-    assert build('words', ['b'], 9, 'fr').unknown_words('a b, <0x41>') == ['a', ',', '<', '0x41', '>']
+    assert build_vocabulary('words', ['b'], 9, 'fr').unknown_words('a b, <0x41>') == ['a', ',', '<', '0x41', '>']
 
 
 @given(text=st.text(st.characters(exclude_categories=['Cs']), max_size=20))
 @settings(max_examples=50, derandomize=True, deadline=None)
 def test_every_text_has_words_that_are_known_or_not(small, text):
-    assert set(small.unknown_words(text)) <= set(map(bare, tokenise(normalise(text, 'fr'))))
+    assert set(small.unknown_words(text)) <= set(map(strip_spacing_mark, tokenise(normalise(text, 'fr'))))
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_the_same_everywhere(kind):
     code = (
-        'import hashlib, sys; from attnlab.data.vocabulary import build;'
-        f'v = build({kind!r}, {LINES!r}, 320, "fr");'
+        'import hashlib, sys; from attnlab.data.vocabulary import build_vocabulary;'
+        f'v = build_vocabulary({kind!r}, {LINES!r}, 320, "fr");'
         'print(hashlib.sha256(repr((v.tokens, v.model)).encode()).hexdigest())'
     )
     digests = set()
@@ -83,13 +96,13 @@ def test_the_same_everywhere(kind):
         assert run.stderr == ''
         digests.add(run.stdout)
     assert len(digests) == 1
-    first, second = (build(kind, LINES, 320, 'fr') for _ in range(2))
+    first, second = (build_vocabulary(kind, LINES, 320, 'fr') for _ in range(2))
     assert first == second and first.model == second.model
 
 
 def test_special_ids(small):
     assert (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
-    assert small.tokens[:4] == SPECIAL
+    assert small.tokens[:4] == SPECIAL_TOKENS
     assert small.pieces([PAD, UNK, BOS, EOS]) == ['<pad>', '<unk>', '<s>', '</s>']
     ids = small.encode('<s> </s> <pad> <unk>')
     assert not {PAD, BOS, EOS} & set(ids)
@@ -128,16 +141,16 @@ def test_look_alikes_have_the_same_ids(small):
     assert UNK not in plain[:2]
     for text in ('\ufeffL’été, Où\u202f?', 'L\u200bʼété,\u00a0Où\u00a0?', unicodedata.normalize('NFD', "L'été, Où ?")):
         assert small.encode(text) == plain
-    assert small.encode_all(["L'été, Où?", 'mer', '']) == [plain, small.encode('mer'), []]
+    assert small.encode_batch(["L'été, Où?", 'mer', '']) == [plain, small.encode('mer'), []]
 
 
 def test_every_real_line_comes_back(real):
     """Sub-words give each line of the validation split back, and its words; so do words where all are known."""
     for vocabulary, lines in real:
         exact = 0
-        for line, ids in zip(lines, vocabulary.encode_all(lines), strict=True):
+        for line, ids in zip(lines, vocabulary.encode_batch(lines), strict=True):
             once = normalise(line, vocabulary.language)
-            words = [bare(word) for word in tokenise(once)]
+            words = [strip_spacing_mark(word) for word in tokenise(once)]
             if vocabulary.kind == 'subwords' or UNK not in ids:
                 exact += 1
                 assert vocabulary.decode([*ids, EOS]) == once
@@ -147,10 +160,10 @@ def test_every_real_line_comes_back(real):
         assert exact > len(lines) / 2
 
 
-SUBWORDS = build('subwords', LINES, 320, 'fr')
+SUBWORDS = build_vocabulary('subwords', LINES, 320, 'fr')
 
 
-FAVOURED = st.sampled_from('aé l\'".?▁<>/s\ufdd0' + JOIN + SPACE)
+FAVOURED = st.sampled_from('aé l\'".?▁<>/s\ufdd0' + JOIN_MARK + SPACE_MARK)
 
 
 @example('▁a▁ ▁ \ufdd0')
@@ -161,7 +174,7 @@ def test_subwords_give_any_text_back(text):
     ids = SUBWORDS.encode(text)
     assert min(ids, default=4) > EOS
     assert SUBWORDS.decode(ids) == once
-    assert [label for label, _, _ in SUBWORDS.words(ids)] == [bare(word) for word in tokenise(once)]
+    assert [label for label, _, _ in SUBWORDS.words(ids)] == [strip_spacing_mark(word) for word in tokenise(once)]
 
 
 @given(st.lists(st.integers(0, SUBWORDS.size - 1)))
@@ -178,25 +191,25 @@ def test_whatever_a_model_writes_is_text(ids):
 
 
 def test_save_and_load(small, tmp_path):
-    path = save(small, tmp_path / 'source.v1')
+    path = save_vocabulary(small, tmp_path / 'source.v1')
     assert path == tmp_path / ('source.v1.txt' if small.kind == 'words' else 'source.v1.model')
-    loaded = load(tmp_path / 'source.v1')
+    loaded = load_vocabulary(tmp_path / 'source.v1')
     assert loaded == small and loaded.language == 'fr'
     assert loaded.encode(LINES[1]) == small.encode(LINES[1])
 
 
 def test_the_file_of_words_is_one_word_a_line(tmp_path):
-    odd = ['#', '"', '\\', "'", '""', 'words', 'é', JOIN + JOIN, '▁', '<pad>x', '\U0001f600']
-    vocabulary = Vocabulary('words', 'en', SPECIAL + tuple(odd))
-    save(vocabulary, tmp_path / 'a')
+    odd = ['#', '"', '\\', "'", '""', 'words', 'é', JOIN_MARK + JOIN_MARK, '▁', '<pad>x', '\U0001f600']
+    vocabulary = Vocabulary('words', 'en', SPECIAL_TOKENS + tuple(odd))
+    save_vocabulary(vocabulary, tmp_path / 'a')
     assert (tmp_path / 'a.txt').read_bytes() == '\n'.join(['words en', *odd, '']).encode()
-    assert load(tmp_path / 'a') == vocabulary
+    assert load_vocabulary(tmp_path / 'a') == vocabulary
 
 
 def test_sentencepiece_itself_reads_the_file(tmp_path):
     import sentencepiece
 
-    path = save(SUBWORDS, tmp_path / 'a')
+    path = save_vocabulary(SUBWORDS, tmp_path / 'a')
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     assert processor.encode('femme boit') == SUBWORDS.encode('femme boit')
     assert [processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id()] == [0, 1, 2, 3]
@@ -213,29 +226,29 @@ def test_sentencepiece_itself_reads_the_file(tmp_path):
 ])  # fmt: skip
 def test_what_cannot_be_built(kind, lines, size, language, message):
     with pytest.raises(UserError, match=message):
-        build(kind, lines, size, language)
+        build_vocabulary(kind, lines, size, language)
 
 
 def test_files_that_are_no_vocabulary(tmp_path):
     with pytest.raises(UserError, match=r'target: no such vocabulary, \.txt or \.model'):
-        load(tmp_path / 'target')
+        load_vocabulary(tmp_path / 'target')
     for data in (b'', b'a\nb\n', b'words\n'):
         (tmp_path / 'a.txt').write_bytes(data)
         with pytest.raises(UserError, match=r"a\.txt, line 1: '.*' is not `words LANGUAGE`"):
-            load(tmp_path / 'a')
+            load_vocabulary(tmp_path / 'a')
     for data in (b'', b'junk', SUBWORDS.model, SUBWORDS.model[:100] + b'\xc2\x0c\x02fr'):
         (tmp_path / 'b.model').write_bytes(data)
         with pytest.raises(UserError, match=r'b\.model: not a vocabulary of attnlab'):
-            load(tmp_path / 'b')
+            load_vocabulary(tmp_path / 'b')
 
 
 def test_long_lines_are_learnt_from_too(capfd):
     """sentencepiece skips lines of more than 4,192 bytes unless told otherwise, and talks on stderr."""
-    vocabulary = build('subwords', ['abracadabra ' * 1000], 300, 'en')
+    vocabulary = build_vocabulary('subwords', ['abracadabra ' * 1000], 300, 'en')
     assert vocabulary.pieces(vocabulary.encode('abracadabra')) == ['▁abracadabra']
     assert capfd.readouterr() == ('', '')
 
 
 def test_words_are_counted_after_normalising():
     lines = ['l’été', "l'été", unicodedata.normalize('NFD', "l'été")]
-    assert Counter(build('words', lines, 100, 'fr').tokens[4:]) == {"l'": 1, 'été': 1}
+    assert Counter(build_vocabulary('words', lines, 100, 'fr').tokens[4:]) == {"l'": 1, 'été': 1}

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from attnlab.decode.beam import beam_search
-from attnlab.decode.greedy import greedy
-from attnlab.decode.sampling import check_tokens
+from attnlab.decode.greedy import greedy_search
+from attnlab.decode.sampling import check_decoded_tokens
 from attnlab.errors import RunError, UserError
 from tests.quick import QUICK
 
@@ -211,7 +211,7 @@ def test_batch_mates_change_nothing():
 
 def by_greedy(state, first, limit):
     rows = len(state)
-    said = lambda state: greedy(markov, state, rows, bos=first, eos=E, limit=limit).tokens
+    said = lambda state: greedy_search(markov, state, rows, bos=first, eos=E, limit=limit).tokens
     return np.asarray(jax.jit(said, compiler_options=QUICK)(state))
 
 
@@ -341,7 +341,7 @@ def test_a_row_that_meets_logits_that_are_not_numbers_has_no_hypotheses(value):
     assert found.tokens[1:, :, 0].tolist() == [[-1] * 3] * 2 and np.all(found.tokens[1:, :, 1:] == 0)
     assert np.all(np.isnan(found.scores[1:])) and np.all(found.lengths[1:] == 0)
     with pytest.raises(RunError, match='row 1: the logits of token 0 are NaN or infinite'):
-        check_tokens(found.tokens)
+        check_decoded_tokens(found.tokens)
 
 
 def test_what_no_hypothesis_reaches_may_be_nan():

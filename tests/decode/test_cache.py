@@ -11,8 +11,8 @@ import pytest
 
 from attnlab.configs import LanguageModelConfig
 from attnlab.decode.beam import beam_search
-from attnlab.decode.cache import extend, prefill, start, stepper
-from attnlab.decode.sampling import check_tokens, sample
+from attnlab.decode.cache import extend_cache, init_cache, make_decode_step, prefill
+from attnlab.decode.sampling import check_decoded_tokens, sample_tokens
 from attnlab.errors import RunError
 from attnlab.models.language import LanguageModel
 from tests.quick import QUICK
@@ -58,9 +58,9 @@ class Run:
 
     def __init__(self, model, slots=SLOTS):
         self.model, self.params = model, drawn(model)
-        self.empty = jax.device_get(start(model, self.params, B, slots))
+        self.empty = jax.device_get(init_cache(model, self.params, B, slots))
         passed = lambda params, tokens: model.apply({'params': params}, tokens)[0]
-        more = lambda params, *args: extend(model, params, *args)
+        more = lambda params, *args: extend_cache(model, params, *args)
         self._passed, self._more = (jax.jit(program, compiler_options=QUICK) for program in (passed, more))
 
     def whole(self, tokens=TOKENS):
@@ -171,17 +171,17 @@ def test_in_a_program_what_has_no_slot_is_nan_and_rows_with_room_do_not_see_it(n
 
 def test_a_full_cache_is_refused_with_its_slots_and_lengths():
     model, params = MODELS['learned'], run('learned').params
-    held = dataclasses.replace(start(model, params, B, SLOTS), length=np.array([2, SLOTS, 3]))
+    held = dataclasses.replace(init_cache(model, params, B, SLOTS), length=np.array([2, SLOTS, 3]))
     with pytest.raises(ValueError, match=f'the cache has {SLOTS} slots: row 2 holds 3 tokens and 7 more came'):
-        extend(model, params, dataclasses.replace(held, length=np.array([2, 0, 3])), TOKENS)
-    step = stepper(model, params)
-    for refused in (lambda: extend(model, params, held, TOKENS[:, :1]), lambda: step(held, jnp.zeros(B, int))):
+        extend_cache(model, params, dataclasses.replace(held, length=np.array([2, 0, 3])), TOKENS)
+    step = make_decode_step(model, params)
+    for refused in (lambda: extend_cache(model, params, held, TOKENS[:, :1]), lambda: step(held, jnp.zeros(B, int))):
         with pytest.raises(ValueError, match=f'the cache has {SLOTS} slots: row 1 holds {SLOTS} tokens and 1 more'):
             refused()
 
 
 def test_slots_are_at_least_one_and_at_most_the_learned_positions():
-    shapes = lambda name, slots: jax.eval_shape(lambda: start(MODELS[name], run(name).params, B, slots))
+    shapes = lambda name, slots: jax.eval_shape(lambda: init_cache(MODELS[name], run(name).params, B, slots))
     with pytest.raises(ValueError, match='slots is 0; expected at least 1'):
         shapes('today', 0)
     with pytest.raises(ValueError, match='slots is 17; expected at most 16, the learned positions of the model'):
@@ -211,9 +211,9 @@ def test_sampling_at_temperature_zero_is_the_most_probable_of_each_pass(name):
     def said(params, cache, prompts, real):
         state, first = prefill(model, params, cache, prompts, real)
         how = {'rng': jax.random.key(0), 'limit': limit, 'temperature': 0}
-        return state.length, first, sample(stepper(model, params), state, first, **how).tokens
+        return state.length, first, sample_tokens(make_decode_step(model, params), state, first, **how).tokens
 
-    length, first, found = said(params, start(model, params, B, T + limit), placed(REAL, FIRST), REAL)
+    length, first, found = said(params, init_cache(model, params, B, T + limit), placed(REAL, FIRST), REAL)
     assert first.tolist() == [row[-1] for row in FIRST] and length.tolist() == [n - 1 for n in LENGTHS]
     assert found.tolist() == most_probable(name, FIRST, limit)
     assert len({token for row in found.tolist() for token in row}) > 1
@@ -227,8 +227,10 @@ def test_200_tokens_are_one_program_whatever_the_prompt():
     @functools.partial(jax.jit, compiler_options=QUICK)
     def said(params, prompts, real, rng):
         traced.append(prompts.shape)
-        state, first = prefill(model, params, start(model, params, B, T + limit), prompts, real)
-        return sample(stepper(model, params), state, first, rng=rng, limit=limit, temperature=0.5).tokens
+        state, first = prefill(model, params, init_cache(model, params, B, T + limit), prompts, real)
+        return sample_tokens(
+            make_decode_step(model, params), state, first, rng=rng, limit=limit, temperature=0.5
+        ).tokens
 
     one = said(params, placed(REAL, FIRST), REAL, jax.random.key(0))
     other = said(params, placed(~REAL, REST), ~REAL, jax.random.key(1))
@@ -245,7 +247,7 @@ def test_beam_search_with_a_cache_is_brute_force():
     @functools.partial(jax.jit, compiler_options=QUICK)
     def searched(params, cache, prompts, real):
         state, first = prefill(small.model, params, cache, prompts, real)
-        return beam_search(stepper(small.model, params), state, first, beams=40, limit=limit, end=end)
+        return beam_search(make_decode_step(small.model, params), state, first, beams=40, limit=limit, end=end)
 
     found = searched(small.params, small.empty, placed(REAL, prompts), REAL)
     for b, prompt in enumerate(prompts):
@@ -271,15 +273,15 @@ def test_a_decoding_stops_where_its_cache_is_full_and_says_so():
 
     @functools.partial(jax.jit, compiler_options=QUICK)
     def said(params):
-        state, first = prefill(model, params, start(model, params, B, 64), prompts, real)
-        return sample(stepper(model, params), state, first, rng=jax.random.key(0), limit=20)
+        state, first = prefill(model, params, init_cache(model, params, B, 64), prompts, real)
+        return sample_tokens(make_decode_step(model, params), state, first, rng=jax.random.key(0), limit=20)
 
     tokens, lengths = said(params)
     assert lengths.tolist() == [5, 15, 5]
     for row, n in zip(np.asarray(tokens), (5, 15, 5), strict=True):
         assert np.all((row[:n] >= 0) & (row[:n] < V)) and row[n] == -1 and np.all(row[n + 1 :] == 0)
     with pytest.raises(RunError, match='row 0: the logits of token 5 are .* the cache has no room for more tokens'):
-        check_tokens(tokens)
+        check_decoded_tokens(tokens)
 
 
 def test_a_beam_search_whose_cache_is_full_has_no_hypotheses():
@@ -288,7 +290,7 @@ def test_a_beam_search_whose_cache_is_full_has_no_hypotheses():
     @functools.partial(jax.jit, compiler_options=QUICK)
     def searched(params, cache, prompts, real):
         state, first = prefill(model, params, cache, prompts, real)
-        return beam_search(stepper(model, params), state, first, beams=2, limit=6, end=V)
+        return beam_search(make_decode_step(model, params), state, first, beams=2, limit=6, end=V)
 
     found = searched(params, run('today').empty, placed(REAL, FIRST), REAL)  # rows 0, 1, 2 have room for 5, 7, 6
     assert np.all(np.isnan(found.scores[0])) and found.tokens[0, :, 0].tolist() == [-1, -1]

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.decode.greedy import greedy
-from attnlab.decode.sampling import check_tokens
+from attnlab.decode.greedy import greedy_search
+from attnlab.decode.sampling import check_decoded_tokens
 from attnlab.errors import RunError
 
 V, S, BOS, EOS = 6, 4, 2, 3
@@ -28,7 +28,7 @@ def step(state, previous):
 
 
 def decode(state, limit=8):
-    return jax.jit(lambda state: greedy(step, state, len(state[0]), bos=BOS, eos=EOS, limit=limit))(state)
+    return jax.jit(lambda state: greedy_search(step, state, len(state[0]), bos=BOS, eos=EOS, limit=limit))(state)
 
 
 def walk(logits, weights, limit):
@@ -95,7 +95,7 @@ def test_the_loop_ends_with_the_last_row():
         jax.debug.callback(lambda _: taken.append(1), previous)
         return step(state, previous)
 
-    jax.block_until_ready(greedy(noted, tables(3, eos=99.0), 3, bos=BOS, eos=EOS, limit=50))
+    jax.block_until_ready(greedy_search(noted, tables(3, eos=99.0), 3, bos=BOS, eos=EOS, limit=50))
     jax.effects_barrier()
     assert len(taken) == 1
 
@@ -107,7 +107,7 @@ def test_state_is_carried_from_step_to_step():
         logits = jax.nn.one_hot(4 + count % 2, V)
         return count + 1, logits, jax.nn.one_hot(count, S)
 
-    tokens, weights = greedy(counted, jnp.zeros(2, int), 2, bos=BOS, eos=EOS, limit=4)
+    tokens, weights = greedy_search(counted, jnp.zeros(2, int), 2, bos=BOS, eos=EOS, limit=4)
     assert tokens.tolist() == [[4, 5, 4, 5]] * 2
     np.testing.assert_array_equal(weights, np.broadcast_to(np.eye(4), (2, 4, 4)))
 
@@ -127,7 +127,7 @@ def test_compiles_once():
         traced.append(previous.shape)
         return step(state, previous)
 
-    decode = jax.jit(lambda state: greedy(noted, state, 3, bos=BOS, eos=EOS, limit=8).tokens)
+    decode = jax.jit(lambda state: greedy_search(noted, state, 3, bos=BOS, eos=EOS, limit=8).tokens)
     first = decode(tables(3))
     count = len(traced)
     second = decode(tables(3, seed=1, eos=1.0))
@@ -148,4 +148,4 @@ def test_logits_that_are_not_numbers_end_a_row_with_no_token(value):
     assert found.tokens[1:].tolist() == [[after_first, -1, 0, 0, 0, 0, 0, 0], [-1, 0, 0, 0, 0, 0, 0, 0]]
     assert jnp.all(found.weights[1, 1:] == 0) and jnp.all(found.weights[2] == 0)
     with pytest.raises(RunError, match='row 1: the logits of token 1 are NaN or infinite'):
-        check_tokens(found.tokens)
+        check_decoded_tokens(found.tokens)

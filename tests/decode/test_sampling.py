@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from attnlab.decode import sampling
-from attnlab.decode.greedy import greedy
-from attnlab.decode.sampling import sample
+from attnlab.decode.greedy import greedy_search
+from attnlab.decode.sampling import sample_tokens
 from attnlab.errors import RunError, UserError
 from tests.quick import QUICK
 
@@ -34,7 +34,7 @@ def step(state, previous):
 
 @functools.partial(jax.jit, static_argnames=('limit', 'end', 'temperature', 'top_k', 'top_p'), compiler_options=QUICK)
 def decode(state, rng, limit=8, **how):
-    return sample(step, state, jnp.full(state.shape[0], BOS), rng=rng, limit=limit, **how)
+    return sample_tokens(step, state, jnp.full(state.shape[0], BOS), rng=rng, limit=limit, **how)
 
 
 def softmax(logits):
@@ -146,7 +146,7 @@ def test_the_loop_ends_with_the_last_row(end, steps):
         jax.debug.callback(lambda _: taken.append(1), previous)
         return step(state, previous)
 
-    run = jax.jit(lambda *state, **how: sample(noted, *state, limit=7, end=end, **how), compiler_options=QUICK)
+    run = jax.jit(lambda *state, **how: sample_tokens(noted, *state, limit=7, end=end, **how), compiler_options=QUICK)
     jax.block_until_ready(run(tables(3, eos=99.0), jnp.full(3, BOS), rng=jax.random.key(0)))
     jax.effects_barrier()
     assert len(taken) == steps
@@ -155,7 +155,9 @@ def test_the_loop_ends_with_the_last_row(end, steps):
 def test_temperature_zero_is_greedy():
     state = jnp.round(tables(50, eos=0.5))  # full of ties
     tokens, lengths = decode(state, jax.random.key(0), temperature=0, top_k=4, top_p=0.5, end=EOS)
-    said = jax.jit(lambda state: greedy(step, state, 50, bos=BOS, eos=EOS, limit=8).tokens, compiler_options=QUICK)
+    said = jax.jit(
+        lambda state: greedy_search(step, state, 50, bos=BOS, eos=EOS, limit=8).tokens, compiler_options=QUICK
+    )
     want = np.asarray(said(state))
     np.testing.assert_array_equal(tokens, want)
     np.testing.assert_array_equal(lengths, np.where(np.any(want == EOS, 1), np.argmax(want == EOS, 1) + 1, 8))
@@ -178,7 +180,7 @@ def test_the_first_token_is_fed_and_state_is_carried():
     def counted(count, previous):
         return count + 1, 99 * jax.nn.one_hot((previous + count) % V, V)
 
-    run = jax.jit(lambda *state, **how: sample(counted, *state, limit=4, **how), compiler_options=QUICK)
+    run = jax.jit(lambda *state, **how: sample_tokens(counted, *state, limit=4, **how), compiler_options=QUICK)
     tokens, _ = run(jnp.array([0, 1]), jnp.array([1, 4]), rng=jax.random.key(0))
     assert tokens.tolist() == [[1, 2, 4, 1], [5, 1, 4, 2]]
 
@@ -197,7 +199,7 @@ def test_compiles_once():
         traced.append(previous.shape)
         return step(state, previous)
 
-    program = lambda state, first, rng: sample(noted, state, first, rng=rng, limit=8, top_k=4, end=EOS).tokens
+    program = lambda state, first, rng: sample_tokens(noted, state, first, rng=rng, limit=8, top_k=4, end=EOS).tokens
     run = jax.jit(program, compiler_options=QUICK)
     one = run(tables(3), jnp.full(3, BOS), jax.random.key(0))
     count = len(traced)
@@ -270,7 +272,7 @@ def test_filters_keep_the_dtype_and_leave_what_they_keep(keep):
 )
 def test_values_out_of_range_are_refused(how, message):
     with pytest.raises(UserError) as error:
-        sample(step, tables(2), jnp.zeros(2, int), rng=jax.random.key(0), **{'limit': 3, **how})
+        sample_tokens(step, tables(2), jnp.zeros(2, int), rng=jax.random.key(0), **{'limit': 3, **how})
     assert str(error.value) == message
 
 
@@ -280,9 +282,9 @@ def test_filters_and_shapes_are_refused():
     with pytest.raises(UserError, match=r'^top_p is 0; expected'):
         keep_top_p(jnp.zeros(3), 0)
     with pytest.raises(ValueError, match=r'^first has shape \(\); expected \[B\]'):
-        sample(step, tables(2), jnp.int32(0), rng=jax.random.key(0), limit=3)
+        sample_tokens(step, tables(2), jnp.int32(0), rng=jax.random.key(0), limit=3)
     with pytest.raises(ValueError, match=r'^rng holds keys of shape \(3,\); expected one key or \[B\] = \(2,\)'):
-        sample(step, tables(2), jnp.zeros(2, int), rng=jax.random.split(jax.random.key(0), 3), limit=3)
+        sample_tokens(step, tables(2), jnp.zeros(2, int), rng=jax.random.split(jax.random.key(0), 3), limit=3)
 
 
 @pytest.mark.parametrize('how', [{}, {'temperature': 0}, {'top_k': 3}, {'top_p': 0.9}], ids=str)
@@ -300,8 +302,8 @@ def test_logits_that_are_not_numbers_end_a_row_with_no_token(value, how):
     assert tokens[1:].tolist() == [[after_first, -1, 0, 0, 0, 0, 0, 0], [-1, 0, 0, 0, 0, 0, 0, 0]]
     assert lengths.tolist() == [8, 1, 0]
     with pytest.raises(RunError, match='row 1: the logits of token 1 are NaN or infinite'):
-        sampling.check_tokens(tokens)
-    sampling.check_tokens(whole.tokens)
+        sampling.check_decoded_tokens(tokens)
+    sampling.check_decoded_tokens(whole.tokens)
 
 
 def test_some_logits_of_minus_infinity_are_a_distribution_and_all_are_none():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import dot_product_attention
-from attnlab.kernels.masks import Mask, prefix
+from attnlab.kernels.masks import Mask, prefix_mask
 from tests.quick import QUICK
 
 B, T, S, N, K, H = 2, 4, 5, 4, 2, 3
@@ -43,7 +43,7 @@ def graded(arrays, moving, cotangent, **fixed):
     def attend(arrays):
         kwargs = {**moving, **fixed}
         if 'prefix_lengths' in kwargs:
-            kwargs['mask'] = Mask(kwargs.get('mask')) & prefix(kwargs.pop('prefix_lengths'))
+            kwargs['mask'] = Mask(kwargs.get('mask')) & prefix_mask(kwargs.pop('prefix_lengths'))
         results = dot_product_attention(**arrays, **kwargs)
         output, *more = results if isinstance(results, tuple) else (results,)
         return output, [more.pop(0) if fixed.get(name) else None for name in ('return_residual', 'return_weights')]

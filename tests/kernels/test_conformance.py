@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from attnlab import dot_product_attention
-from attnlab.kernels import axes, dropout
-from attnlab.kernels.implementations import ALIASES, IMPLEMENTATIONS
+from attnlab.kernels import dropout, mesh_axes
+from attnlab.kernels.implementations import IMPLEMENTATION_ALIASES, IMPLEMENTATIONS
 from tests.kernels import combinations, oracle
 from tests.kernels.calls import graded, rounded, split
 from tests.kernels.combinations import combination, fill, spoil
@@ -60,7 +60,7 @@ def prepared(seed):
     arrays, cotangent = rounded(arrays, combined.dtype), jnp.asarray(cotangent, combined.dtype)
     factor, (B, T, S, N) = None, combined.sizes[:4]
     if 'dropout' in combined.kinds:
-        factor = oracle.dropout(dropout.seed(jax.random.key(seed)), combined.kinds['dropout'], (B, N, T, S))
+        factor = oracle.dropout(dropout.dropout_seed(jax.random.key(seed)), combined.kinds['dropout'], (B, N, T, S))
     return given, kwargs, cotangent, oracle.attention(**arrays, **kwargs, factor=factor, cotangent=cotangent)
 
 
@@ -125,9 +125,12 @@ def test_the_docs_have_a_row_for_each():
 
 
 def test_the_table_is_read_without_jax():
-    script = 'import sys; from attnlab.kernels.implementations import CHOICES; print(*CHOICES, "jax" in sys.modules)'
+    script = 'import sys; from attnlab.kernels.implementations import IMPLEMENTATION_CHOICES; print(*IMPLEMENTATION_CHOICES, "jax" in sys.modules)'
     printed = subprocess.run([sys.executable, '-c', script], check=True, capture_output=True, text=True).stdout.split()
-    assert printed == ['auto', *IMPLEMENTATIONS, *ALIASES, 'False'] and axes.TOKENS == IMPLEMENTATIONS['ring'].mesh_axis
+    assert (
+        printed == ['auto', *IMPLEMENTATIONS, *IMPLEMENTATION_ALIASES, 'False']
+        and mesh_axes.SEQUENCE_AXIS == IMPLEMENTATIONS['ring'].mesh_axis
+    )
 
 
 def test_the_oracles_dropout_is_the_published_threefry():

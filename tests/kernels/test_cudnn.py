@@ -11,7 +11,7 @@ import pytest
 
 from attnlab import dot_product_attention
 from attnlab.kernels import cudnn
-from attnlab.kernels.implementations import fastest
+from attnlab.kernels.implementations import implementations_by_speed
 from tests.kernels import fused
 from tests.kernels.fused import B, K, N, forward, gradient, hold, inputs, shapes
 
@@ -21,7 +21,7 @@ TARGETS = [f'__cudnn$fmha{bias}Softmax{way}' for bias in ('', 'ScaleBias') for w
 @pytest.fixture
 def hopper(monkeypatch):
     """As if this process ran on a GPU, as far as can be told before anything runs."""
-    monkeypatch.setattr(cudnn, 'capability', lambda: (9, 0))
+    monkeypatch.setattr(cudnn, 'compute_capability', lambda: (9, 0))
     monkeypatch.setattr('jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version', lambda: 91200)
 
 
@@ -77,7 +77,7 @@ def test_what_cudnn_cannot_do_it_refuses(hopper, message, given):
 
 @pytest.mark.parametrize('capability, message', [((7, 5), 'platform: cuDNN wants'), ((10, 0), 'heads of 128 numbers')])
 def test_what_some_gpus_cannot_do_it_refuses(monkeypatch, capability, message):
-    monkeypatch.setattr(cudnn, 'capability', lambda: capability)
+    monkeypatch.setattr(cudnn, 'compute_capability', lambda: capability)
     with pytest.raises(NotImplementedError, match=message):
         wide = {name: jnp.ones((1, 4, 2, 136), 'bfloat16') for name in HALF}
         dot_product_attention(**wide, implementation='cudnn')
@@ -98,9 +98,11 @@ def test_a_list_is_tried_in_order_and_fails_with_every_reason():
 
 
 def test_each_platform_has_its_own_first(hopper):
-    call = cudnn.Call(*HALF.values(), cudnn.Mask(), 1.0)
-    assert [fastest(call, platform)[0] for platform in ('cpu', 'gpu')] == ['dense', 'cudnn']
-    assert all({'dense', 'blockwise'} <= {*fastest(call, platform)} for platform in ('cpu', 'gpu', 'tpu'))
+    call = cudnn.AttentionCall(*HALF.values(), cudnn.Mask(), 1.0)
+    assert [implementations_by_speed(call, platform)[0] for platform in ('cpu', 'gpu')] == ['dense', 'cudnn']
+    assert all(
+        {'dense', 'blockwise'} <= {*implementations_by_speed(call, platform)} for platform in ('cpu', 'gpu', 'tpu')
+    )
 
 
 def test_sizes_of_zero(hopper):

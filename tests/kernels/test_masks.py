@@ -10,15 +10,15 @@ import pytest
 from attnlab import additive_attention, dot_product_attention
 from attnlab.kernels.masks import (
     Mask,
-    as_array,
-    causal,
+    causal_mask,
     length_mask,
-    packed,
-    padding,
-    prefix,
-    restarting,
-    segments,
-    window,
+    mask_as_array,
+    packed_mask,
+    padding_mask,
+    positions_in_segments,
+    prefix_mask,
+    segment_mask,
+    window_mask,
 )  # fmt: skip
 from tests.kernels import oracle
 from tests.kernels.combinations import fill, small
@@ -33,7 +33,7 @@ def test_every_rule_given_must_allow(seed):
     window = kwargs.pop('local_window_size', None)
     window = (window, window) if isinstance(window, int) else window
     given = {name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in kwargs.items()}
-    array = as_array(Mask(**given, window=window), T, S)
+    array = mask_as_array(Mask(**given, window=window), T, S)
     if array is None:
         assert all(expected)
     else:
@@ -55,7 +55,7 @@ NEEDED = {
 
 @pytest.mark.parametrize('rules, shape', NEEDED.values(), ids=NEEDED)
 def test_the_array_is_as_small_as_its_rules(rules, shape):
-    array = as_array(rules, 3, 5)
+    array = mask_as_array(rules, 3, 5)
     assert (None if array is None else array.shape) == shape
     assert array is None or array.dtype == bool
 
@@ -72,15 +72,15 @@ IDS = jnp.array([[0, 0, 3, 3, 3], [1, 2, 2, 2, 7]])
 MASK = jnp.asarray(np.random.default_rng(0).random((2, 1, 5, 5)) < 0.7)
 PLACES = jnp.array([[4, 3, 2, 1, 0]])
 RULES = {
-    'causal': causal(),
-    'causal by positions': causal(PLACES, PLACES),
-    'window': window(2, 1),
-    'narrower window': window(1, 3),
-    'prefix': prefix(jnp.array([2, 0])),
-    'longer prefix': prefix(jnp.array([1, 4])),
-    'lengths': padding(jnp.array([3, 5]), jnp.array([4, 2])),
-    'other lengths': padding(keys=jnp.array([1, 5])),
-    'segments': segments(IDS),
+    'causal': causal_mask(),
+    'causal by positions': causal_mask(PLACES, PLACES),
+    'window': window_mask(2, 1),
+    'narrower window': window_mask(1, 3),
+    'prefix': prefix_mask(jnp.array([2, 0])),
+    'longer prefix': prefix_mask(jnp.array([1, 4])),
+    'lengths': padding_mask(jnp.array([3, 5]), jnp.array([4, 2])),
+    'other lengths': padding_mask(keys=jnp.array([1, 5])),
+    'segments': segment_mask(IDS),
     'mask': Mask(MASK),
     'other mask': Mask(MASK[:1].swapaxes(2, 3)),
 }
@@ -89,7 +89,7 @@ PLACED = {'causal', 'window', 'narrower window', 'prefix', 'longer prefix'}  # w
 
 @pytest.mark.parametrize('first', RULES)
 def test_rules_combined_allow_what_each_allows(first):
-    whole = lambda rules: jnp.broadcast_to(as_array(rules, 5, 5), (2, 1, 5, 5))
+    whole = lambda rules: jnp.broadcast_to(mask_as_array(rules, 5, 5), (2, 1, 5, 5))
     for second in RULES:
         if 'causal by positions' in (first, second) and PLACED & {first, second}:
             continue  # positions say for both where tokens stand
@@ -100,25 +100,27 @@ def test_rules_combined_allow_what_each_allows(first):
 
 
 def test_a_prefix_is_seen_by_all_and_the_rest_is_causal():
-    seen = as_array(prefix(jnp.array([2, 0])), 3, 4)[:, 0]
+    seen = mask_as_array(prefix_mask(jnp.array([2, 0])), 3, 4)[:, 0]
     np.testing.assert_array_equal(seen[0], [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]])
     np.testing.assert_array_equal(seen[1], [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]])
 
 
 def test_packed_documents_are_causal_each_on_its_own():
-    np.testing.assert_array_equal(restarting(IDS), [[0, 1, 0, 1, 2], [0, 0, 1, 2, 0]])
-    assert restarting(jnp.zeros((0, 3), int)).shape == (0, 3) and restarting(jnp.zeros((1, 0), int)).shape == (1, 0)
+    np.testing.assert_array_equal(positions_in_segments(IDS), [[0, 1, 0, 1, 2], [0, 0, 1, 2, 0]])
+    assert positions_in_segments(jnp.zeros((0, 3), int)).shape == (0, 3) and positions_in_segments(
+        jnp.zeros((1, 0), int)
+    ).shape == (1, 0)
     same, past = IDS[:, :, None] == IDS[:, None, :], np.tri(5, dtype=bool)[None]
-    np.testing.assert_array_equal(as_array(packed(IDS), 5, 5)[:, 0], same & past)
+    np.testing.assert_array_equal(mask_as_array(packed_mask(IDS), 5, 5)[:, 0], same & past)
 
 
 def test_what_cannot_be_both_is_refused():
     with pytest.raises(ValueError, match='query_segment_ids is given twice; expected it in one'):
-        segments(IDS) & segments(IDS + 1)
+        segment_mask(IDS) & segment_mask(IDS + 1)
     with pytest.raises(ValueError, match='query_positions is given twice'):
-        causal(PLACES, PLACES) & packed(IDS)
+        causal_mask(PLACES, PLACES) & packed_mask(IDS)
     with pytest.raises(ValueError, match=r'the window is \(1, -1\); expected'):
-        window(1, -1)
+        window_mask(1, -1)
     with pytest.raises(ValueError, match='prefix_lengths spares keys from causality; expected is_causal'):
         x = jnp.ones((2, 5, 1, 1))
         dot_product_attention(x, x, x, mask=Mask(prefix_lengths=jnp.array([1, 2])))
@@ -128,20 +130,20 @@ def test_what_cannot_be_both_is_refused():
 def test_attention_takes_rules_for_a_mask_beside_its_other_arguments(implementation):
     random = np.random.default_rng(0)
     query, key, value = (jnp.asarray(random.normal(size=(2, 5, 1, 3)), jnp.float32) for _ in range(3))
-    rules = causal() & padding(keys=jnp.array([4, 3])) & segments(IDS)
+    rules = causal_mask() & padding_mask(keys=jnp.array([4, 3])) & segment_mask(IDS)
     attend = lambda **kwargs: dot_product_attention(query, key, value, implementation=implementation, **kwargs)
-    expected = attend(mask=as_array(rules & window(1, 0), 5, 5))
+    expected = attend(mask=mask_as_array(rules & window_mask(1, 0), 5, 5))
     np.testing.assert_allclose(attend(mask=rules, local_window_size=(1, 0)), expected, atol=1e-6)
-    np.testing.assert_allclose(attend(mask=rules & window(1, 0), is_causal=True), expected, atol=1e-6)
+    np.testing.assert_allclose(attend(mask=rules & window_mask(1, 0), is_causal=True), expected, atol=1e-6)
 
 
 def test_rules_pass_through_transformations_and_stay_symbolic():
-    rules = causal() & window(2, 0) & padding(keys=jnp.array([4, 3]))
+    rules = causal_mask() & window_mask(2, 0) & padding_mask(keys=jnp.array([4, 3]))
     through = jax.jit(lambda rules: rules)(rules)
     assert through.is_causal is True and through.window == (2, 0) and through.mask is None
-    array = jax.jit(lambda rules: as_array(rules, 5, 5))(rules)
-    np.testing.assert_array_equal(array, as_array(rules, 5, 5))
-    doubled = jax.vmap(lambda rules: as_array(rules, 5, 5))(jax.tree.map(lambda x: jnp.stack([x, x - 1]), rules))
+    array = jax.jit(lambda rules: mask_as_array(rules, 5, 5))(rules)
+    np.testing.assert_array_equal(array, mask_as_array(rules, 5, 5))
+    doubled = jax.vmap(lambda rules: mask_as_array(rules, 5, 5))(jax.tree.map(lambda x: jnp.stack([x, x - 1]), rules))
     np.testing.assert_array_equal(doubled[0], array)
     assert [str(path[0]) for path, _ in jax.tree_util.tree_leaves_with_path(rules)] == ['.key_value_seq_lengths']
 
@@ -151,11 +153,11 @@ def test_rules_pass_through_transformations_and_stay_symbolic():
 
 ROWS = [[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]
 FROM_LISTS = {
-    'lengths': lambda take: padding(queries=take([3, 5]), keys=take([5, 2])),
-    'prefix': lambda take: prefix(take([3, 0])),
-    'segments': lambda take: segments(take(ROWS)),
-    'packed': lambda take: packed(take(ROWS)),
-    'positions': lambda take: causal(take(ROWS), take(ROWS)) & window(*take([1, 0])),
+    'lengths': lambda take: padding_mask(queries=take([3, 5]), keys=take([5, 2])),
+    'prefix': lambda take: prefix_mask(take([3, 0])),
+    'segments': lambda take: segment_mask(take(ROWS)),
+    'packed': lambda take: packed_mask(take(ROWS)),
+    'positions': lambda take: causal_mask(take(ROWS), take(ROWS)) & window_mask(*take([1, 0])),
 }
 TAKE = {'list': lambda x: x, 'numpy': np.array, 'int8': lambda x: np.array(x, np.int8), 'int64': np.int64}
 
@@ -163,8 +165,8 @@ TAKE = {'list': lambda x: x, 'numpy': np.array, 'int8': lambda x: np.array(x, np
 @pytest.mark.parametrize('take', TAKE.values(), ids=TAKE)
 @pytest.mark.parametrize('rules', FROM_LISTS.values(), ids=FROM_LISTS)
 def test_rules_take_lists_and_arrays_of_numpy(rules, take):
-    expected = as_array(rules(lambda x: jnp.asarray(x) if np.ndim(x) > 1 or len(x) > 2 or x[1] != 0 else x), 5, 5)
-    np.testing.assert_array_equal(as_array(rules(take), 5, 5), expected)
+    expected = mask_as_array(rules(lambda x: jnp.asarray(x) if np.ndim(x) > 1 or len(x) > 2 or x[1] != 0 else x), 5, 5)
+    np.testing.assert_array_equal(mask_as_array(rules(take), 5, 5), expected)
 
 
 NARROW = {
@@ -230,7 +232,7 @@ def test_arguments_are_numbers_of_python_or_numpy(implementation):
     np.testing.assert_array_equal(
         attend(local_window_size=[np.int64(1), 0], **blocks(2, 4)), attend(local_window_size=(1, 0), **blocks(2, 4))
     )
-    same = attend(mask=window(2**40, 0), key_value_seq_lengths=[2**40, 5], **blocks(2, 4))
+    same = attend(mask=window_mask(2**40, 0), key_value_seq_lengths=[2**40, 5], **blocks(2, 4))
     np.testing.assert_array_equal(same, attend(is_causal=True, **blocks(2, 4)))
 
 

@@ -8,8 +8,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attnlab import additive_attention, dot_product_attention
 from attnlab.kernels import blockwise
-from attnlab.kernels.call import Call
-from attnlab.kernels.implementations import fastest
+from attnlab.kernels.call import AttentionCall
+from attnlab.kernels.implementations import implementations_by_speed
 from attnlab.kernels.linear import linear_attention
 from attnlab.kernels.masks import Mask
 from tests.quick import QUICK
@@ -71,7 +71,7 @@ def test_arrays_divided_over_explicit_axes_give_what_whole_ones_give(name, part,
 
 def test_256_tokens_divided_over_an_explicit_axis_need_no_mesh_in_context():
     mesh, x = jax.make_mesh((2,), ('data',)), drawn(2, 256, 4, 8)
-    assert fastest(Call(x, x, x, Mask(), 1.0), 'cpu')[0] == 'blockwise'
+    assert implementations_by_speed(AttentionCall(x, x, x, Mask(), 1.0), 'cpu')[0] == 'blockwise'
     divided = jax.device_put(x, NamedSharding(mesh, PartitionSpec('data')))
     attend = jax.jit(lambda x: dot_product_attention(x, x, x), compiler_options=QUICK)
     np.testing.assert_allclose(attend(divided), jax.nn.dot_product_attention(x, x, x), atol=2e-6)

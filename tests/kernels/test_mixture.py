@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from attnlab.kernels import mixture as module
-from attnlab.kernels.mixture import mixture
-from attnlab.kernels.routing import route
-from attnlab.layers.mlp import hidden, names_into
-from attnlab.train.devices import mesh_of
+from attnlab.kernels.mixture import mixture_of_experts
+from attnlab.kernels.routing import route_tokens
+from attnlab.layers.mlp import hidden_activations, input_kernel_names
+from attnlab.train.devices import make_mesh
 from tests.kernels.calls import QUICK
 from tests.kernels.oracle import near
 
@@ -34,18 +34,18 @@ def given(kind, bias=False, shape=(B, T), sizes=(F, E)):
     draw = lambda *shape: random.normal(scale=0.5, size=shape).astype(np.float32)  # sines of large sums lose digits
     inside, count = sizes
     many = lambda rows, columns: (draw(count, rows, columns), draw(count, columns) if bias else None)
-    matrices = {name: many(D, inside) for name in names_into(kind)} | {'down': many(inside, D)}
+    matrices = {name: many(D, inside) for name in input_kernel_names(kind)} | {'down': many(inside, D)}
     return draw(*shape, D), draw(*shape, count), matrices
 
 
 def value(x, logits, matrices, *, kind, capacity=None, rate=0.0):
     """A number that all of the output has a part in, and the output."""
-    routing = route(logits, A, capacity=capacity)
+    routing = route_tokens(logits, A, capacity=capacity)
     keep = None
     if rate:
         inside = matrices['down'][0].shape[1]
         keep = jax.random.bernoulli(jax.random.key(0), 1 - rate, (*x.shape[:2], A, inside))
-    y = mixture(x, routing, matrices, partial(hidden, kind), keep=keep, rate=rate)
+    y = mixture_of_experts(x, routing, matrices, partial(hidden_activations, kind), keep=keep, rate=rate)
     return jnp.sum(jnp.sin(3.0 * y)), y
 
 
@@ -53,7 +53,7 @@ def results(mesh, *, kind, capacity=None, rate=0.0, **changes):
     """Output and gradients on the devices of a mesh."""
     slopes = jax.grad(partial(value, kind=kind, capacity=capacity, rate=rate), (0, 1, 2), has_aux=True)
     program = jax.jit(slopes, compiler_options=QUICK)
-    with jax.set_mesh(mesh_of(mesh, 8)):
+    with jax.set_mesh(make_mesh(mesh, 8)):
         return program(*given(kind, **changes))
 
 
@@ -70,7 +70,7 @@ def test_a_mesh_computes_what_one_device_does(mesh, case):
 ])  # fmt: skip
 def test_each_token_is_multiplied_by_the_device_of_its_experts_alone(monkeypatch, mesh, copies):
     """`copies`: the devices that share hidden activations multiply the same tokens, with parts of the matrices."""
-    rows, product = [], module.block_product
+    rows, product = [], module.block_matmul
 
     def counted(x, kernel, experts, used):
         jax.debug.callback(lambda places: rows.append(int(places)), jnp.sum(jnp.any(x != 0, axis=-1)))
@@ -80,7 +80,7 @@ def test_each_token_is_multiplied_by_the_device_of_its_experts_alone(monkeypatch
     x, logits, matrices = given('relu')
     matrices = {'up': (np.ones_like(matrices['up'][0]), None), 'down': (np.zeros_like(matrices['down'][0]), None)}
     x = np.abs(x)  # so that what is multiplied with `down` is not zero either
-    with jax.set_mesh(mesh_of(mesh, 8)):
+    with jax.set_mesh(make_mesh(mesh, 8)):
         jax.block_until_ready(jax.jit(partial(value, kind='relu'))(x, logits, matrices))
     jax.effects_barrier()
     assert len(rows) == 2 * 8 and sum(rows) == 2 * copies * B * T * A  # `up` and `down` on each device

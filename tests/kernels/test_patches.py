@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.kernels.patches import grid_of, halved, patchify, resized_grid, unpatchify
+from attnlab.kernels.patches import max_pool_by_two, patch_grid, patchify, resize_position_table, unpatchify
 
 
 def test_tokens_go_row_by_row_and_so_do_their_pixels():
@@ -34,7 +34,7 @@ def test_the_way_back(patch, shape):
 ])  # fmt: skip
 def test_patches_that_leave_pixels_out_are_refused(image, patch, message):
     with pytest.raises(ValueError, match=message):
-        grid_of(image, patch)
+        patch_grid(image, patch)
     with pytest.raises(ValueError, match=message):
         patchify(jnp.zeros((1, *image, 3)), patch)
 
@@ -47,7 +47,7 @@ def test_patches_of_another_image_are_refused():
 def test_positions_on_another_grid():
     rows, columns = jnp.meshgrid(jnp.arange(4.0), jnp.arange(6.0), indexing='ij')
     table = jnp.concatenate([jnp.full((1, 2), 9.0), jnp.stack([rows, columns], axis=-1).reshape(24, 2)])
-    larger = resized_grid(table, (4, 6), (8, 12), prefix=1)
+    larger = resize_position_table(table, (4, 6), (8, 12), prefix=1)
     assert larger.shape == (97, 2)
     np.testing.assert_array_equal(larger[0], 9.0)
     grid = np.asarray(larger[1:]).reshape(8, 12, 2)
@@ -56,17 +56,17 @@ def test_positions_on_another_grid():
     np.testing.assert_allclose(grid[3:5, :, 0], np.broadcast_to(inner[:, None], (2, 12)), atol=1e-5)
     inner = (np.arange(12)[3:9] + 0.5) / 2 - 0.5
     np.testing.assert_allclose(grid[:, 3:9, 1], np.broadcast_to(inner, (8, 6)), atol=1e-5)
-    np.testing.assert_array_equal(resized_grid(table, (4, 6), (4, 6), prefix=1), table)
+    np.testing.assert_array_equal(resize_position_table(table, (4, 6), (4, 6), prefix=1), table)
     with pytest.raises(ValueError, match='a table of 25 positions; expected 0 and a grid of 4 x 6'):
-        resized_grid(table, (4, 6), (8, 12))
+        resize_position_table(table, (4, 6), (8, 12))
 
 
 @pytest.mark.parametrize('shape', [(8, 6), (7, 5), (1, 2), (3, 1)])
 def test_halved_is_the_maximum_pooling_of_flax(shape):
     images = jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape, 3)), jnp.float32)
     pool = lambda x: nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
-    np.testing.assert_array_equal(halved(images), pool(images))
-    slopes = [jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(images) for f in (halved, pool)]
+    np.testing.assert_array_equal(max_pool_by_two(images), pool(images))
+    slopes = [jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(images) for f in (max_pool_by_two, pool)]
     np.testing.assert_allclose(*slopes, atol=1e-6)
-    low = halved(images.astype(jnp.bfloat16) - 100)
+    low = max_pool_by_two(images.astype(jnp.bfloat16) - 100)
     assert low.dtype == jnp.bfloat16 and float(low.max()) < -90  # padding never wins

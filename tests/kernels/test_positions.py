@@ -6,14 +6,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.kernels.positions import alibi_slopes, relative_buckets, sinusoidal, sinusoidal_2d
+from attnlab.kernels.positions import (
+    alibi_slopes,
+    relative_position_buckets,
+    sinusoidal_encoding,
+    sinusoidal_encoding_2d,
+)
 from tests.kernels.calls import compiled, same
 
 EPS = float(np.finfo(np.float32).eps)
 
 
 def codes(positions, width, **kwargs):
-    return compiled(sinusoidal, jnp.asarray(positions), width=width, **kwargs)
+    return compiled(sinusoidal_encoding, jnp.asarray(positions), width=width, **kwargs)
 
 
 def formula(position, width, base=10000.0):
@@ -67,14 +72,16 @@ def test_far_positions_are_off_by_what_float32_angles_are():
 ])  # fmt: skip
 def test_no_columns_and_no_numbers_are_refused(as_used, positions, width, message):
     with pytest.raises(ValueError, match=message):
-        sinusoidal(positions, width)
+        sinusoidal_encoding(positions, width)
 
 
 # Grids
 
 
 def grid(rows, columns, width):
-    return np.asarray(compiled(sinusoidal_2d, rows=rows, columns=columns, width=width)).reshape(rows, columns, width)
+    return np.asarray(compiled(sinusoidal_encoding_2d, rows=rows, columns=columns, width=width)).reshape(
+        rows, columns, width
+    )
 
 
 def test_a_grid_of_3_rows_and_4_columns_is_row_major():
@@ -94,7 +101,7 @@ def test_transposing_a_square_grid_swaps_the_halves():
 @pytest.mark.parametrize('width', [0, 6, 9])
 def test_a_width_that_does_not_divide_by_4_is_refused(width):
     with pytest.raises(ValueError, match=f'width is {width}; expected a positive multiple of 4'):
-        sinusoidal_2d(2, 2, width)
+        sinusoidal_encoding_2d(2, 2, width)
 
 
 # ALiBi
@@ -152,7 +159,7 @@ def test_buckets_are_those_of_t5(buckets, max_distance, bidirectional):
     queries = np.array([0, 3, -2, 511])
     keys = np.concatenate([np.arange(-300, 300), [-(10**6), 10**6]])
     kwargs = {'buckets': buckets, 'max_distance': max_distance, 'bidirectional': bidirectional}
-    got = compiled(relative_buckets, jnp.asarray(queries), jnp.asarray(keys), **kwargs)
+    got = compiled(relative_position_buckets, jnp.asarray(queries), jnp.asarray(keys), **kwargs)
     np.testing.assert_array_equal(got, buckets_of_t5(queries, keys, **kwargs))
     empty = {buckets // 2} if bidirectional else set()  # of distance 0 after the query
     assert got.dtype == jnp.int32 and set(np.unique(got).tolist()) == set(range(buckets)) - empty
@@ -161,19 +168,19 @@ def test_buckets_are_those_of_t5(buckets, max_distance, bidirectional):
 def test_the_bounds_of_the_default_buckets():
     """8 * 16^(k / 8) and 16 * 8^(k / 16), rounded up; those that are powers of two need no luck with logarithms."""
     zero, before = jnp.zeros(1, int), -jnp.array([0, 7, 8, 11, 12, 15, 16, 22, 23, 31, 32, 63, 64, 90, 91, 4000])
-    both = compiled(relative_buckets, zero, before, bidirectional=True)
+    both = compiled(relative_position_buckets, zero, before, bidirectional=True)
     assert both[0].tolist() == [0, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 13, 14, 14, 15, 15]
     before = -jnp.array([0, 15, 16, 18, 19, 112, 113, 128, 4000, -1, -99])
-    causal = compiled(relative_buckets, zero, before, bidirectional=False)
+    causal = compiled(relative_position_buckets, zero, before, bidirectional=False)
     assert causal[0].tolist() == [0, 15, 16, 16, 17, 30, 31, 31, 31, 0, 0]
 
 
 def test_batches_have_positions_of_their_own():
     queries, keys = jnp.array([[0, 5], [7, 7]]), jnp.array([[0, 1, 2], [3, 9, -4]])
-    got = compiled(relative_buckets, queries, keys, bidirectional=True)
+    got = compiled(relative_position_buckets, queries, keys, bidirectional=True)
     for row in range(2):
-        same(got[row], compiled(relative_buckets, queries[row], keys[row], bidirectional=True))
-    assert compiled(relative_buckets, jnp.zeros(0, int), keys[0], bidirectional=False).shape == (0, 3)
+        same(got[row], compiled(relative_position_buckets, queries[row], keys[row], bidirectional=True))
+    assert compiled(relative_position_buckets, jnp.zeros(0, int), keys[0], bidirectional=False).shape == (0, 3)
 
 
 @pytest.mark.parametrize(('kwargs', 'message'), [
@@ -190,25 +197,25 @@ def test_batches_have_positions_of_their_own():
 def test_buckets_that_leave_no_room_are_refused(as_used, kwargs, message):
     given = {'query_positions': [0, 1], 'key_positions': [0, 1], 'bidirectional': True} | kwargs
     with pytest.raises(ValueError, match=message):
-        relative_buckets(**given)
+        relative_position_buckets(**given)
 
 
 def test_distances_of_narrow_positions_do_not_wrap_around():
     """100 and -100 fit int8, and their distance does not."""
     queries, keys = np.array([100, 5], np.int8), np.array([-100, 100], np.int8)
-    expected = relative_buckets(jnp.array([100, 5]), jnp.array([-100, 100]), bidirectional=True)
-    np.testing.assert_array_equal(relative_buckets(queries, keys, bidirectional=True), expected)
+    expected = relative_position_buckets(jnp.array([100, 5]), jnp.array([-100, 100]), bidirectional=True)
+    np.testing.assert_array_equal(relative_position_buckets(queries, keys, bidirectional=True), expected)
     np.testing.assert_array_equal(expected, [[15, 0], [15, 31]])
 
 
 def test_positions_beyond_the_integers_of_jax_are_refused():
     with pytest.raises(ValueError, match='positions holds 0 .. 1099511627776; expected -2147483648 .. 2147483647'):
-        sinusoidal(np.array([0, 2**40]), 4)
+        sinusoidal_encoding(np.array([0, 2**40]), 4)
 
 
 def test_numbers_of_numpy_give_what_those_of_python_give(as_used):
     np.testing.assert_array_equal(alibi_slopes(np.int64(6)), alibi_slopes(6))
     keys = np.arange(-900, 900, 7)
     sizes = lambda take: {'buckets': take(64), 'max_distance': take(777), 'bidirectional': True}
-    buckets = lambda take: relative_buckets([0], keys, **sizes(take))
+    buckets = lambda take: relative_position_buckets([0], keys, **sizes(take))
     np.testing.assert_array_equal(buckets(np.int64), buckets(int))

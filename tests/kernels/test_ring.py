@@ -12,9 +12,9 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attnlab import dot_product_attention
-from attnlab.kernels import axes, dropout, masks, ring, tiles
-from attnlab.kernels.call import Call
-from attnlab.kernels.implementations import fastest
+from attnlab.kernels import dropout, masks, mesh_axes, ring, tiles
+from attnlab.kernels.call import AttentionCall
+from attnlab.kernels.implementations import implementations_by_speed
 from attnlab.kernels.masks import Mask
 from tests.kernels import calls, oracle
 from tests.kernels.combinations import spoil
@@ -52,8 +52,8 @@ CASES = {
     ),
     'packed': (
         {}, {'is_causal': True, 'query_segment_ids': IDS, 'key_segment_ids': IDS,
-             'query_positions': np.asarray(masks.restarting(jnp.asarray(IDS))),
-             'key_positions': np.asarray(masks.restarting(jnp.asarray(IDS)))},
+             'query_positions': np.asarray(masks.positions_in_segments(jnp.asarray(IDS))),
+             'key_positions': np.asarray(masks.positions_in_segments(jnp.asarray(IDS)))},
     ),
     'across': (
         {'S': 48},
@@ -87,7 +87,7 @@ def judged(case, dtype='float32'):
     given, cotangent = calls.rounded(spoil(arrays, kwargs), dtype), jnp.asarray(cotangent, dtype)
     arrays = calls.rounded(arrays, dtype)
     shape = B, N, T, arrays['key'].shape[1]
-    factor = oracle.dropout(dropout.seed(jax.random.key(7)), rate, shape) if rate else None
+    factor = oracle.dropout(dropout.dropout_seed(jax.random.key(7)), rate, shape) if rate else None
     result = oracle.attention(**arrays, **kwargs, factor=factor, cotangent=cotangent)
     empty = np.all(result.weights == 0.0, axis=-1).swapaxes(1, 2)[..., None]
     cotangent = jnp.where(empty, jnp.nan, cotangent)
@@ -170,19 +170,19 @@ def work(size, folded, T=64, blocks=(4, 2), **kwargs):
     """[devices, turns], how many tiles a device forms, and how many pairs of query and key are seen in them."""
     mesh = AbstractMesh((size,), ('sequence',))
     array = jax.ShapeDtypeStruct((1, T, 1, 1), 'float32')
-    call = Call(array, array, array, Mask(is_causal=True, **kwargs), 1.0, block_sizes=blocks)
-    how = ring.divided(call, mesh, 'cpu')
+    call = AttentionCall(array, array, array, Mask(is_causal=True, **kwargs), 1.0, block_sizes=blocks)
+    how = ring.ring_config(call, mesh, 'cpu')
     assert how.folded
     how = how._replace(folded=folded)
     formed, seen = np.zeros((2, size, size), int)
     for device, turn in np.ndindex(size, size):
-        begin = ring.begin(how, jnp.int32(device), jnp.int32((device - turn) % size))
+        begin = ring.ring_block_starts(how, jnp.int32(device), jnp.int32((device - turn) % size))
         grid = how.plan.grid
         queries, keys = (
             np.add.outer(np.asarray(starts), np.arange(block)).reshape(-1)
             for starts, block in zip(begin, (grid.queries, grid.keys), strict=True)
         )
-        kinds = tiles.Tiles(grid, call.mask, begin).table().kinds
+        kinds = tiles.MaskTiles(grid, call.mask, begin).table().kinds
         formed[device, turn] = np.sum(np.asarray(kinds) != tiles.HIDDEN)
         seen[device, turn] = np.sum(queries[:, None] >= keys[None])
     return formed, seen
@@ -206,13 +206,13 @@ def simple(**kwargs):
 
 
 def test_none_takes_ring_where_tokens_are_divided():
-    call = Call(*(jnp.zeros((1, 4, 1, 1)),) * 3, Mask(), 1.0)
-    assert 'ring' not in fastest(call, 'cpu')
+    call = AttentionCall(*(jnp.zeros((1, 4, 1, 1)),) * 3, Mask(), 1.0)
+    assert 'ring' not in implementations_by_speed(call, 'cpu')
     with jax.set_mesh(mesh_of({'sequence': 1, 'data': 2})):
-        assert 'ring' not in fastest(call, 'cpu')
+        assert 'ring' not in implementations_by_speed(call, 'cpu')
     with jax.set_mesh(mesh_of({'data': 2, 'sequence': 2})):
         for platform in ('cpu', 'gpu', 'tpu'):
-            assert fastest(call, platform)[0] == 'ring'
+            assert implementations_by_speed(call, platform)[0] == 'ring'
         assert 'ppermute' in str(jax.make_jaxpr(simple)())
         assert 'ppermute' not in str(jax.make_jaxpr(lambda: simple(return_weights=True))())  # by another
 
@@ -301,8 +301,8 @@ def test_the_gradient_finds_the_mesh_of_its_forward():
 def test_tiles_divide_chunks(T, causal, rate, blocks, expected):
     mesh = AbstractMesh((4,), ('sequence',))
     array = jax.ShapeDtypeStruct((1, T, 1, 1), 'float32')
-    call = Call(array, array, array, Mask(is_causal=causal), 1.0, dropout_rate=rate, block_sizes=blocks)
-    grid = ring.divided(call, mesh, 'cpu').plan.grid
+    call = AttentionCall(array, array, array, Mask(is_causal=causal), 1.0, dropout_rate=rate, block_sizes=blocks)
+    grid = ring.ring_config(call, mesh, 'cpu').plan.grid
     assert (grid.queries, grid.keys) == expected
 
 
@@ -310,15 +310,15 @@ def test_a_lone_row_skips_tiles_on_every_platform():
     """Several rows at once would have one branch for all: none."""
     mesh = AbstractMesh((4, 2), ('data', 'sequence'))
     array = lambda B: jax.ShapeDtypeStruct((B, 4, 1, 1), 'float32')
-    together = lambda B: ring.divided(Call(*(array(B),) * 3, Mask(), 1.0), mesh, 'gpu').plan.together
+    together = lambda B: ring.ring_config(AttentionCall(*(array(B),) * 3, Mask(), 1.0), mesh, 'gpu').plan.together
     assert [together(B) for B in (1, 4, 8)] == [False, False, True]
 
 
 def test_rows_take_the_axes_that_divide_them():
     mesh = AbstractMesh((2, 2, 3, 2), ('data', 'sequence', 'fsdp', 'expert'))
     array = lambda B: jax.ShapeDtypeStruct((B, 4, 1, 1), 'float32')
-    rows = lambda B: ring.divided(Call(*(array(B),) * 3, Mask(), 1.0), mesh, 'cpu').rows
+    rows = lambda B: ring.ring_config(AttentionCall(*(array(B),) * 3, Mask(), 1.0), mesh, 'cpu').rows
     assert [rows(B) for B in (1, 2, 3, 4, 6, 12)] == [
         (), ('data',), ('fsdp',), ('data', 'expert'), ('data', 'fsdp'), ('data', 'fsdp', 'expert')
     ]  # fmt: skip
-    assert axes.ROWS == ('data', 'fsdp', 'expert')
+    assert mesh_axes.BATCH_AXES == ('data', 'fsdp', 'expert')

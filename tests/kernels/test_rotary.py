@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.kernels.rotary import NTK, Linear, YaRN, frequencies, rotary, rotary_2d
+from attnlab.kernels.rotary import (
+    LinearScaling,
+    NTKScaling,
+    YaRNScaling,
+    rotary_encoding,
+    rotary_encoding_2d,
+    rotary_frequencies,
+)
 from tests.kernels.calls import compiled, same
 
 EPS = float(np.finfo(np.float32).eps)
@@ -15,11 +22,11 @@ LAYOUTS = 'half', 'interleaved'
 
 
 def turn(x, positions, **kwargs):
-    return compiled(rotary, jnp.asarray(x), jnp.asarray(positions), **kwargs)
+    return compiled(rotary_encoding, jnp.asarray(x), jnp.asarray(positions), **kwargs)
 
 
 def turn_2d(x, rows, columns, **kwargs):
-    return compiled(rotary_2d, x, rows=rows, columns=columns, **kwargs)
+    return compiled(rotary_encoding_2d, x, rows=rows, columns=columns, **kwargs)
 
 
 def draw(*shape, seed=0):
@@ -108,14 +115,14 @@ def test_the_gradient_is_the_turn_back():
     x, weights = draw(2, 3, 2, 6), draw(2, 3, 2, 6, seed=1)
 
     def slope(x, weights):
-        return jax.grad(lambda x: jnp.sum(rotary(x, jnp.array([1, 5, -2])) * weights))(x)
+        return jax.grad(lambda x: jnp.sum(rotary_encoding(x, jnp.array([1, 5, -2])) * weights))(x)
 
     np.testing.assert_allclose(jax.jit(slope)(x, weights), turn(weights, [-1, -5, 2]), atol=4 * EPS)
 
 
 def test_it_maps_over_a_batch():
     x, positions = jnp.asarray(draw(2, 3, 2, 6)), jnp.array([[0, 1, 2], [7, 8, 9]])
-    same(compiled(jax.vmap(rotary), x, positions), turn(x, positions))
+    same(compiled(jax.vmap(rotary_encoding), x, positions), turn(x, positions))
 
 
 @pytest.mark.parametrize('shape', [(0, 3, 2, 4), (2, 0, 2, 4), (2, 3, 0, 4), (2, 3, 2, 0)])
@@ -132,7 +139,7 @@ def test_angles_are_float32_whatever_the_dtype(dtype, layout):
     """Position 4097 is no bfloat16: its nearest is 4096, one radian off."""
     x = jnp.asarray(draw(1, 1, 2, 64), dtype)
     got = turn(x, [4097], layout=layout)
-    expected = by_complex_numbers(x, [4097], frequencies(64), layout)
+    expected = by_complex_numbers(x, [4097], rotary_frequencies(64), layout)
     assert got.dtype == dtype
     np.testing.assert_allclose(got.astype('float32'), expected, atol=2e-3, rtol=float(jnp.finfo(dtype).eps))
 
@@ -142,7 +149,7 @@ def test_far_positions_are_off_by_what_the_docstring_says(position, stated):
     x = np.zeros((1, 1, 1, 128), np.float32)
     x[..., :64] = 1
     for at in (position, -position):
-        error = np.abs(turn(x, [at]) - by_complex_numbers(x, [at], frequencies(128), 'half'))
+        error = np.abs(turn(x, [at]) - by_complex_numbers(x, [at], rotary_frequencies(128), 'half'))
         assert stated / 2 < error.max() < stated < position * EPS
         assert error[..., [0, 64]].max() < 2 * EPS  # pair 0 turns by whole radians, which float32 holds
 
@@ -151,25 +158,29 @@ def test_far_positions_are_off_by_what_the_docstring_says(position, stated):
 
 
 def test_frequencies_fall_from_one_radian_to_one_over_the_base():
-    np.testing.assert_allclose(frequencies(8, 10000.0), [1, 0.1, 0.01, 0.001], rtol=1e-14)
-    np.testing.assert_allclose(frequencies(4, 256.0), [1, 1 / 16], rtol=1e-14)
-    assert frequencies(7).shape == (4,) and frequencies(0).shape == (0,) and frequencies(2).dtype == np.float64
+    np.testing.assert_allclose(rotary_frequencies(8, 10000.0), [1, 0.1, 0.01, 0.001], rtol=1e-14)
+    np.testing.assert_allclose(rotary_frequencies(4, 256.0), [1, 1 / 16], rtol=1e-14)
+    assert (
+        rotary_frequencies(7).shape == (4,)
+        and rotary_frequencies(0).shape == (0,)
+        and rotary_frequencies(2).dtype == np.float64
+    )
 
 
 @pytest.mark.parametrize('factor', [1.0, 2.0, 7.5])
 def test_linear_scaling_divides_positions(factor):
     x = draw(1, 3, 1, 8)
     positions = np.array([0, 3, 15])
-    scaled = turn(x, positions, scaling=Linear(factor))
+    scaled = turn(x, positions, scaling=LinearScaling(factor))
     np.testing.assert_allclose(scaled, turn(x, positions / factor), atol=16 * EPS * np.abs(x).max())
 
 
 @pytest.mark.parametrize(('width', 'base', 'factor'), [(64, 10000.0, 4.0), (128, 5e5, 8.0), (4, 100.0, 3.0)])
 def test_ntk_keeps_the_first_pair_and_slows_the_last_by_the_factor(width, base, factor):
-    got = frequencies(width, base, NTK(factor))
+    got = rotary_frequencies(width, base, NTKScaling(factor))
     expected = [base ** (-2 * i / width) * factor ** (-2 * i / (width - 2)) for i in range(width // 2)]
     np.testing.assert_allclose(got, expected, rtol=1e-12)
-    np.testing.assert_allclose(frequencies(width, base)[[0, -1]] / got[[0, -1]], [1, factor], rtol=1e-12)
+    np.testing.assert_allclose(rotary_frequencies(width, base)[[0, -1]] / got[[0, -1]], [1, factor], rtol=1e-12)
 
 
 def yarn_by_hand(width, base, factor, length, fast=32, slow=1):
@@ -187,7 +198,7 @@ def yarn_by_hand(width, base, factor, length, fast=32, slow=1):
     (4, 100.0, 2.0, 100_000), (128, 10000.0, 32.0, 128), (8, 8.0, 2.0, 740),
 ])  # fmt: skip
 def test_yarn_keeps_fast_pairs_interpolates_slow_ones_and_ramps_between(width, base, factor, length):
-    got, plain = frequencies(width, base, YaRN(factor, length)), frequencies(width, base)
+    got, plain = rotary_frequencies(width, base, YaRNScaling(factor, length)), rotary_frequencies(width, base)
     np.testing.assert_allclose(got, list(yarn_by_hand(width, base, factor, length)), rtol=1e-12)
     turns = length * plain / (2 * math.pi)
     np.testing.assert_allclose(got[turns >= 32], plain[turns >= 32], rtol=1e-12)
@@ -199,13 +210,13 @@ def test_yarn_gives_the_numbers_of_its_authors_code():
     """The arithmetic of `LlamaYaRNScaledRotaryEmbedding` for (16, scale=4, original_max_position_embeddings=1024), done
     again in PyTorch's float32."""
     expected = [1.0, 3.1622776e-1, 8.1250004e-2, 1.9764237e-2, 4.3750000e-3, 7.9056947e-4, 2.5000001e-4, 7.9056947e-5]
-    np.testing.assert_allclose(frequencies(16, 10000.0, YaRN(4.0, 1024)), expected, rtol=4 * EPS)
+    np.testing.assert_allclose(rotary_frequencies(16, 10000.0, YaRNScaling(4.0, 1024)), expected, rtol=4 * EPS)
 
 
 def test_a_yarn_ramp_of_no_length_is_a_step():
     """Of 5 positions no pair makes a turn, and the ramp's ends, below pair 0, are both moved to it."""
-    plain = frequencies(8)
-    np.testing.assert_allclose(frequencies(8, scaling=YaRN(2.0, 5)), plain / [1, 2, 2, 2], rtol=1e-12)
+    plain = rotary_frequencies(8)
+    np.testing.assert_allclose(rotary_frequencies(8, scaling=YaRNScaling(2.0, 5)), plain / [1, 2, 2, 2], rtol=1e-12)
 
 
 @pytest.mark.parametrize('length, fast, slow, expected', [
@@ -213,24 +224,24 @@ def test_a_yarn_ramp_of_no_length_is_a_step():
     (10**6, 2e-5, 1e-5, 1.0),  # the slowest makes 18, more than beta_fast: all are kept
 ])  # fmt: skip
 def test_a_yarn_ramp_beside_all_pairs_divides_all_or_none(length, fast, slow, expected):
-    got = frequencies(128, 10000.0, YaRN(4.0, length, beta_fast=fast, beta_slow=slow))
-    np.testing.assert_allclose(frequencies(128) / got, expected, rtol=1e-12)
+    got = rotary_frequencies(128, 10000.0, YaRNScaling(4.0, length, beta_fast=fast, beta_slow=slow))
+    np.testing.assert_allclose(rotary_frequencies(128) / got, expected, rtol=1e-12)
 
 
 def test_yarn_grows_what_it_turns_and_nothing_else():
-    yarn, x = YaRN(8.0, 64), draw(1, 3, 1, 8)
-    assert yarn.magnitude == pytest.approx(0.1 * math.log(8) + 1) and YaRN(1.0, 64).magnitude == 1
+    yarn, x = YaRNScaling(8.0, 64), draw(1, 3, 1, 8)
+    assert yarn.magnitude == pytest.approx(0.1 * math.log(8) + 1) and YaRNScaling(1.0, 64).magnitude == 1
     got = turn(x, [0, 5, 500], scaling=yarn, fraction=0.5)
-    expected = by_complex_numbers(x, [0, 5, 500], frequencies(4, scaling=yarn), 'half', 0.1 * math.log(8) + 1)
+    expected = by_complex_numbers(x, [0, 5, 500], rotary_frequencies(4, scaling=yarn), 'half', 0.1 * math.log(8) + 1)
     np.testing.assert_allclose(got, expected, atol=500 * EPS)
     same(got[..., 4:], jnp.asarray(x)[..., 4:])
 
 
 def test_scalings_of_equal_numbers_are_different_programs():
     x = jnp.asarray(draw(1, 1, 1, 4))
-    program = jax.jit(lambda x, scaling: rotary(x, jnp.array([9]), scaling=scaling), static_argnums=1)
-    assert Linear(2.0) != NTK(2.0) and Linear(2.0) == Linear(2.0)
-    assert jnp.any(program(x, Linear(2.0)) != program(x, NTK(2.0)))
+    program = jax.jit(lambda x, scaling: rotary_encoding(x, jnp.array([9]), scaling=scaling), static_argnums=1)
+    assert LinearScaling(2.0) != NTKScaling(2.0) and LinearScaling(2.0) == LinearScaling(2.0)
+    assert jnp.any(program(x, LinearScaling(2.0)) != program(x, NTKScaling(2.0)))
 
 
 # Grids
@@ -281,7 +292,7 @@ def test_only_offsets_on_the_grid_count():
     ({'scaling': 'yarn'}, "scaling is 'yarn'; expected Linear, NTK, YaRN or None"),
     ({'base': 1.0}, 'base is 1.0; expected a finite number > 1'),
     ({'base': math.inf}, 'base is inf; expected a finite number > 1'),
-    ({'x': np.zeros((1, 3, 1, 2), 'f'), 'scaling': NTK(2.0)}, 'NTK scaling of 2 channels; expected more than 2'),
+    ({'x': np.zeros((1, 3, 1, 2), 'f'), 'scaling': NTKScaling(2.0)}, 'NTK scaling of 2 channels; expected more than 2'),
     ({'x': np.zeros((1, 3, 1, 4), 'i')}, 'x has dtype int32; expected a float'),
     ({'x': np.zeros((3, 4), 'f')}, r'x has shape \(3, 4\); expected \[..., T, N, H\]'),
     ({'positions': np.zeros(3, bool)}, 'positions have dtype bool; expected integers or floats'),
@@ -294,25 +305,25 @@ def test_only_offsets_on_the_grid_count():
 def test_what_does_not_fit_is_refused(as_used, kwargs, message):
     given = {'x': np.zeros((1, 3, 1, 4), 'f'), 'positions': np.arange(3)} | kwargs
     with pytest.raises(ValueError, match=message):
-        rotary(**given)
+        rotary_encoding(**given)
 
 
 def test_lists_and_numpy_arrays_are_taken(as_used):
     x = draw(1, 2, 1, 4)
-    same(rotary(x.tolist(), [3, 4]), rotary(x, np.array([3, 4])))
-    np.testing.assert_allclose(rotary(x, np.array([3, 4])), turn(x, [3, 4]), atol=4 * EPS)
+    same(rotary_encoding(x.tolist(), [3, 4]), rotary_encoding(x, np.array([3, 4])))
+    np.testing.assert_allclose(rotary_encoding(x, np.array([3, 4])), turn(x, [3, 4]), atol=4 * EPS)
 
 
 @pytest.mark.parametrize(('make', 'message'), [
-    (lambda: Linear(0.5), 'factor is 0.5; expected a finite number >= 1'),
-    (lambda: NTK(math.inf), 'factor is inf; expected a finite number >= 1'),
-    (lambda: YaRN(math.nan, 8), 'factor is nan; expected a finite number >= 1'),
-    (lambda: YaRN(2.0, 0), 'original_length is 0; expected a positive number'),
-    (lambda: YaRN(2.0, 8, 1.0, 32.0), 'beta_slow is 32.0, beta_fast 1.0; expected 0 < beta_slow < beta_fast'),
-    (lambda: frequencies(-2), 'width is -2; expected a number of channels'),
-    (lambda: rotary_2d(jnp.zeros((12, 1, 6)), 3, 4), 'x has heads of width 6; expected a multiple of 4'),
-    (lambda: rotary_2d(jnp.zeros((13, 1, 8)), 3, 4), r'expected \[..., T, N, H\] with T = 12, 3 rows of 4 tokens'),
-    (lambda: rotary_2d(jnp.zeros((12, 8)), 3, 4), r'x has shape \(12, 8\)'),
+    (lambda: LinearScaling(0.5), 'factor is 0.5; expected a finite number >= 1'),
+    (lambda: NTKScaling(math.inf), 'factor is inf; expected a finite number >= 1'),
+    (lambda: YaRNScaling(math.nan, 8), 'factor is nan; expected a finite number >= 1'),
+    (lambda: YaRNScaling(2.0, 0), 'original_length is 0; expected a positive number'),
+    (lambda: YaRNScaling(2.0, 8, 1.0, 32.0), 'beta_slow is 32.0, beta_fast 1.0; expected 0 < beta_slow < beta_fast'),
+    (lambda: rotary_frequencies(-2), 'width is -2; expected a number of channels'),
+    (lambda: rotary_encoding_2d(jnp.zeros((12, 1, 6)), 3, 4), 'x has heads of width 6; expected a multiple of 4'),
+    (lambda: rotary_encoding_2d(jnp.zeros((13, 1, 8)), 3, 4), r'expected \[..., T, N, H\] with T = 12, 3 rows of 4 tokens'),
+    (lambda: rotary_encoding_2d(jnp.zeros((12, 8)), 3, 4), r'x has shape \(12, 8\)'),
 ])  # fmt: skip
 def test_scalings_and_grids_that_make_no_sense_are_refused(as_used, make, message):
     with pytest.raises(ValueError, match=message):

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.kernels.routing import block_product, block_size, blocks, capacity, moved, route
+from attnlab.kernels.routing import (
+    block_matmul,
+    expert_block_size,
+    expert_capacity,
+    gather_rows,
+    route_tokens,
+    sort_into_blocks,
+)
 from tests.kernels.calls import compiled, finite, same
 from tests.kernels.oracle import near
 from tests.quick import QUICK
@@ -47,7 +54,7 @@ def judged(logits, active, mask, limits, order='choice', renormalised=True):
 
 
 def checked(logits, active, mask, limits, capacity, **kwargs):
-    have = compiled(route, logits, active=active, mask=mask, capacity=capacity, **kwargs)
+    have = compiled(route_tokens, logits, active=active, mask=mask, capacity=capacity, **kwargs)
     where = np.ones(logits.shape[:2], bool) if mask is None else np.asarray(mask)
     want = judged(logits, active, where, limits, **kwargs)
     # Whatever the experts of padding are, it is not kept.
@@ -63,7 +70,7 @@ def checked(logits, active, mask, limits, capacity, **kwargs):
 def routed(logits, active, capacity=99):
     """On the host, by one program for all capacities."""
     limits = jnp.asarray(np.full(len(logits), capacity))
-    return host(compiled(route, jnp.asarray(logits, jnp.float32), active=active, capacity=limits))
+    return host(compiled(route_tokens, jnp.asarray(logits, jnp.float32), active=active, capacity=limits))
 
 
 def host(tree):
@@ -72,15 +79,15 @@ def host(tree):
 
 def test_the_capacity_of_an_expert():
     """Case 30: ceil(T / E * factor * A), at most T."""
-    assert math.ceil(3 / 8 * 4 * 4) == 6 and capacity(3, 8, 4, 4.0) == 3
-    assert capacity(8, 4, 1, 1.0) == 2
-    assert capacity(7, 4, 2, 1.0) == 4  # 3.5
-    assert capacity(100, 2, 1, 1.1) == 55 and math.ceil(100 / 2 * 1.1) == 56
-    assert capacity(0, 4, 2, 2.0) == 0
-    assert capacity(5, 8, 1, 0.01) == 1
+    assert math.ceil(3 / 8 * 4 * 4) == 6 and expert_capacity(3, 8, 4, 4.0) == 3
+    assert expert_capacity(8, 4, 1, 1.0) == 2
+    assert expert_capacity(7, 4, 2, 1.0) == 4  # 3.5
+    assert expert_capacity(100, 2, 1, 1.1) == 55 and math.ceil(100 / 2 * 1.1) == 56
+    assert expert_capacity(0, 4, 2, 2.0) == 0
+    assert expert_capacity(5, 8, 1, 0.01) == 1
     for factor in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match='capacity factor is'):
-            capacity(3, 2, 1, factor)
+            expert_capacity(3, 2, 1, factor)
 
 
 @pytest.mark.parametrize('order', ['choice', 'token'])
@@ -97,7 +104,7 @@ def test_every_token_goes_where_the_documentation_says(order):
 def test_who_keeps_a_place():
     """Tokens 0, 1 want expert 0 second, token 2 first: by choices token 2 comes first of them, by tokens last."""
     logits = jnp.asarray([[[1.0, 2, 0], [1, 2, 0], [2, 1, 0]]])
-    kept = lambda order: compiled(route, logits, active=2, capacity=2, order=order).kept[0].tolist()
+    kept = lambda order: compiled(route_tokens, logits, active=2, capacity=2, order=order).kept[0].tolist()
     assert kept('choice') == [[True, True], [True, False], [True, False]]
     assert kept('token') == [[True, True], [True, True], [False, False]]
 
@@ -128,7 +135,7 @@ def test_the_gradients_of_losses_and_weights():
     by = np.cos(np.arange(B * T * A)).reshape(B, T, A)
 
     def loss(logits, mask, limits):
-        routing = route(logits, A, mask, capacity=limits)
+        routing = route_tokens(logits, A, mask, capacity=limits)
         return jnp.sum(routing.weights * by.astype('float32')) + routing.load_balance + 0.5 * routing.z
 
     def want(logits):
@@ -155,7 +162,7 @@ def test_ties_go_to_the_lowest_expert():
 def test_close_logits_are_told_apart():
     """Case 32: softmax in bfloat16 ties and takes expert 0; and in float32 those one bit apart."""
     for logits in (jnp.array([0, 0.002], jnp.bfloat16), jnp.array([1.0, 1.0 + 2**-23])):
-        routing = compiled(route, logits[None, None], active=1, renormalised=False)
+        routing = compiled(route_tokens, logits[None, None], active=1, renormalised=False)
         assert routing.experts.item() == 1 and routing.weights.dtype == jnp.float32
 
 
@@ -185,7 +192,7 @@ def test_padding_never_matters():
     where = np.array([0, 2, 3, 5, 6, 8])
     wide, mask = np.full((B, 9, E), np.nan, 'float32'), np.zeros((B, 9), bool)
     wide[:, where], mask[:, where] = LOGITS, True
-    padded = host(compiled(route, jnp.asarray(wide), active=A, mask=jnp.asarray(mask), capacity=2))
+    padded = host(compiled(route_tokens, jnp.asarray(wide), active=A, mask=jnp.asarray(mask), capacity=2))
     plain = routed(LOGITS, A, 2)
     for name in ('experts', 'weights', 'kept'):
         same(getattr(padded, name)[:, where], getattr(plain, name))
@@ -205,7 +212,7 @@ def test_rows_do_not_compete():
 def test_no_tokens():
     """All padding, no row, no token: losses are zero, and nothing is NaN."""
     for shape, mask in (((B, T, E), jnp.zeros((B, T), bool)), ((0, T, E), None), ((B, 0, E), None)):
-        routing = host(compiled(route, jnp.zeros(shape), active=A, mask=mask, capacity=1))
+        routing = host(compiled(route_tokens, jnp.zeros(shape), active=A, mask=mask, capacity=1))
         assert finite(routing[1:]) and routing.load_balance == routing.z == routing.dropped == 0
         assert routing.weights.shape == (*shape[:2], A) and not np.any(routing.kept)
 
@@ -223,7 +230,7 @@ def test_no_tokens():
 ])  # fmt: skip
 def test_what_does_not_fit(change, message, as_used):
     with pytest.raises(ValueError, match=message):
-        route(**dict(logits=LOGITS, active=A) | change)
+        route_tokens(**dict(logits=LOGITS, active=A) | change)
 
 
 # Products by expert
@@ -234,10 +241,10 @@ D, F = 3, 5
 
 def multiplied(rows, kernel, groups, size):
     """Rows times the matrices of their experts, by way of blocks."""
-    places = blocks(groups, len(kernel), size)
-    y = moved(rows, places.sources, places.slots).reshape(-1, size, rows.shape[1])
-    y = block_product(y, kernel, places.experts, places.used)
-    return moved(y.reshape(-1, kernel.shape[2]), places.slots, places.sources)
+    places = sort_into_blocks(groups, len(kernel), size)
+    y = gather_rows(rows, places.sources, places.slots).reshape(-1, size, rows.shape[1])
+    y = block_matmul(y, kernel, places.experts, places.used)
+    return gather_rows(y.reshape(-1, kernel.shape[2]), places.slots, places.sources)
 
 
 def sloped(rows, kernel, groups, by, size):
@@ -296,13 +303,15 @@ def test_gradients_of_low_precision_are_summed_in_float32():
 def test_blocks_hold_all_rows_and_few_more():
     for M in (0, 5, 40):
         for groups in (np.zeros(M, int), np.arange(M) % 4, np.full(M, 4)):
-            places = jax.tree.map(np.asarray, compiled(blocks, jnp.asarray(groups, jnp.int32), experts=4, size=8))
+            places = jax.tree.map(
+                np.asarray, compiled(sort_into_blocks, jnp.asarray(groups, jnp.int32), experts=4, size=8)
+            )
             counts = np.bincount(groups, minlength=5)[:4]
             assert places.used == sum(math.ceil(count / 8) for count in counts) <= len(places.experts)
             held = places.sources[places.sources < M]
             assert sorted(held) == np.flatnonzero(groups < 4).tolist()
             assert all(places.experts[slot // 8] == e for slot, e in zip(places.slots, groups, strict=True) if e < 4)
-    assert [block_size(rows, 8) for rows in (0, 1, 700, 1536, 10**6)] == [8, 8, 16, 32, 128]
+    assert [expert_block_size(rows, 8) for rows in (0, 1, 700, 1536, 10**6)] == [8, 8, 16, 32, 128]
 
 
 def test_no_rows():
@@ -315,7 +324,7 @@ def test_no_rows():
 def test_integers_and_lists_of_numpy_and_python_are_served_alike(as_used):
     """Capacity 2 for all rows, and one for each row."""
     of = lambda active, capacity: jax.jit(
-        lambda: (route(LOGITS, active, MASK, capacity=capacity).kept), compiler_options=QUICK
+        lambda: (route_tokens(LOGITS, active, MASK, capacity=capacity).kept), compiler_options=QUICK
     )()
     expected = judged(LOGITS, 2, MASK, [2, 2, 2])[2], judged(LOGITS, 2, MASK, [2, 0, 1])[2]
     np.testing.assert_array_equal(of(np.int64(2), np.int64(2)), expected[0])
@@ -323,4 +332,4 @@ def test_integers_and_lists_of_numpy_and_python_are_served_alike(as_used):
         np.testing.assert_array_equal(of(2, each), expected[1])
     with pytest.raises(ValueError, match='capacity is -1'):
         of(2, np.int64(-1))
-    assert capacity(np.int64(100), np.int64(2), np.int64(1), np.float64(1.1)) == 55
+    assert expert_capacity(np.int64(100), np.int64(2), np.int64(1), np.float64(1.1)) == 55

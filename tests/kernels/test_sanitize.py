@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from attnlab.kernels import dense, sanitize
-from attnlab.kernels.call import Call
+from attnlab.kernels.call import AttentionCall
 from attnlab.kernels.masks import Mask
 from tests.kernels import oracle
 
@@ -36,15 +36,15 @@ def both(kwargs):
 def test_counts_are_those_of_all_pairs(kwargs):
     rules, seen = both(kwargs)
     marks = np.random.default_rng(0).random((B, 3, S)) < 0.5
-    counted = sanitize.count(rules, jnp.asarray(marks), T)
+    counted = sanitize.count_visible_keys(rules, jnp.asarray(marks), T)
     np.testing.assert_array_equal(counted, np.einsum('bts,bms->bmt', seen.astype(int), marks.astype(int)))
     marks = np.random.default_rng(1).random((B, 2, T)) < 0.5
-    counted = sanitize.count(sanitize.turned(rules), jnp.asarray(marks), S)
+    counted = sanitize.count_visible_keys(sanitize.transpose_mask(rules), jnp.asarray(marks), S)
     np.testing.assert_array_equal(counted, np.einsum('bts,bmt->bms', seen.astype(int), marks.astype(int)))
 
 
 def test_lengths_of_few_bits_are_compared_with_sizes_of_many():
-    np.testing.assert_array_equal(sanitize.clipped(jnp.array([-3, 127], 'int8'), 300), [0, 127])
+    np.testing.assert_array_equal(sanitize.clip_lengths(jnp.array([-3, 127], 'int8'), 300), [0, 127])
 
 
 MASKED = [(name, None) for name in RULES]
@@ -61,14 +61,14 @@ def test_cleaned_calls_are_finite_and_settled_as_dense_has_them(name, axes):
         rules, seen = rules.replace(mask=jnp.asarray(mask)), seen & mask
     query, key, value = (random.normal(size=size) for size in ((B, T, N, H), (B, S, K, H), (B, S, K, H)))
     query[0, 4, 1, 0], key[1, 5, 0, 2], value[0, 3, 1] = np.nan, np.inf, -np.inf
-    call = Call(*(jnp.asarray(x, 'float32') for x in (query, key, value)), rules, 0.5)
-    cleaned = sanitize.clean(call)
+    call = AttentionCall(*(jnp.asarray(x, 'float32') for x in (query, key, value)), rules, 0.5)
+    cleaned = sanitize.sanitize_call(call)
     assert all(jnp.all(jnp.isfinite(x)) for x in cleaned.call[:3])
     nobody = ~seen.any((1, 2))
     assert not np.any(np.asarray(cleaned.call.key)[nobody]) and not np.any(np.asarray(cleaned.call.value)[nobody])
     assert not np.any(np.asarray(cleaned.call.query)[~seen.any((1, 3))])
     garbage = lambda x: jnp.where(cleaned.empty.swapaxes(1, 2)[..., None], jnp.nan, x)
-    settled = sanitize.settle(garbage(dense.dot_product(cleaned.call).output), cleaned)
+    settled = sanitize.restore_masked_rows(garbage(dense.dot_product(cleaned.call).output), cleaned)
     expected = dense.dot_product(call).output
     assert jnp.any(jnp.isnan(expected)) == jnp.any(cleaned.spoilt)
     np.testing.assert_allclose(settled, expected, atol=1e-6)  # NaN equals NaN here

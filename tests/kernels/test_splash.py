@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec
 
 from attnlab import dot_product_attention
 from attnlab.kernels import splash
-from attnlab.kernels.call import Call
-from attnlab.kernels.implementations import fastest
+from attnlab.kernels.call import AttentionCall
+from attnlab.kernels.implementations import implementations_by_speed
 from attnlab.kernels.masks import Mask
 from tests.kernels import fused
 from tests.kernels.fused import B, N, forward, gradient, hold, inputs, shapes
@@ -20,7 +20,7 @@ from tests.kernels.fused import B, N, forward, gradient, hold, inputs, shapes
 @pytest.fixture
 def tpu(monkeypatch):
     """As if this process ran on a TPU, as far as can be told before anything runs."""
-    monkeypatch.setattr(splash, 'check_platform', lambda: None)
+    monkeypatch.setattr(splash, 'check_tpu', lambda: None)
 
 
 # Refusals
@@ -66,19 +66,19 @@ def test_without_a_tpu_it_says_so():
 
 
 def test_it_comes_first_on_a_tpu_where_nobody_splits_it(monkeypatch):
-    call = Call(*ONES.values(), Mask(), 1.0)
-    assert jax.device_count() > 1 and fastest(call, 'tpu') == fastest(call, 'cpu')
+    call = AttentionCall(*ONES.values(), Mask(), 1.0)
+    assert jax.device_count() > 1 and implementations_by_speed(call, 'tpu') == implementations_by_speed(call, 'cpu')
     inside = []
 
     def body(x):
-        inside.append(fastest(call, 'tpu')[0])
+        inside.append(implementations_by_speed(call, 'tpu')[0])
         return x
 
     mesh = jax.make_mesh((jax.device_count(),), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
     spec = PartitionSpec('data')
     jax.make_jaxpr(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.zeros(jax.device_count()))
     monkeypatch.setattr(jax, 'device_count', lambda: 1)
-    assert [*inside, fastest(call, 'tpu')[0]] == ['splash', 'splash']
+    assert [*inside, implementations_by_speed(call, 'tpu')[0]] == ['splash', 'splash']
 
 
 def test_sizes_of_zero(tpu):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from attnlab import dot_product_attention
-from attnlab.kernels.call import Call
-from attnlab.kernels.implementations import fastest
-from attnlab.kernels.masks import Mask, padding, segments
+from attnlab.kernels.call import AttentionCall
+from attnlab.kernels.implementations import implementations_by_speed
+from attnlab.kernels.masks import Mask, padding_mask, segment_mask
 from tests.quick import QUICK
 
 T, S, N, K, H, DEVICES = 5, 6, 4, 2, 3, 2
@@ -87,7 +87,7 @@ def test_forward_mode_of_blockwise_is_refused_by_name(transform):
 
 def test_forward_mode_without_a_name_falls_back_to_dense():
     x = jnp.ones((1, 257, 1, 2))
-    assert fastest(Call(x, x, x, Mask(), 1.0), 'cpu')[0] == 'blockwise'
+    assert implementations_by_speed(AttentionCall(x, x, x, Mask(), 1.0), 'cpu')[0] == 'blockwise'
     _, tangent = jax.jvp(lambda v: dot_product_attention(x, x, v), (x,), (2 * x,))
     np.testing.assert_allclose(tangent, 2.0, rtol=1e-5)
 
@@ -107,10 +107,10 @@ def options(random):
             {}, {'dropout_rate': 0.3, 'dropout_rng': jax.random.key(1), 'local_window_size': (2, 1)}
         ),
         'lengths, l2': (
-            {}, {'mask': padding(jnp.array([5, 2]), jnp.array([4, 0])), 'qk_norm': 'l2', 'scale': 3.0}
+            {}, {'mask': padding_mask(jnp.array([5, 2]), jnp.array([4, 0])), 'qk_norm': 'l2', 'scale': 3.0}
         ),
         'segments, rms, bias of a key': (
-            {'bias': array(1, 1, 1, 6)}, {'mask': segments(ids[:, :5], ids), 'qk_norm': 'rms'}
+            {'bias': array(1, 1, 1, 6)}, {'mask': segment_mask(ids[:, :5], ids), 'qk_norm': 'rms'}
         ),
     }  # fmt: skip
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.kernels.routing import capacity, route
-from attnlab.layers.experts import Experts
+from attnlab.kernels.routing import expert_capacity, route_tokens
+from attnlab.layers.experts import MixtureOfExperts
 from attnlab.layers.mlp import MLP
 from tests.kernels.calls import QUICK, finite, same
 from tests.kernels.oracle import near
@@ -19,7 +19,7 @@ from tests.layers.calls import close, drawn
 B, T, D, F, E, A = 2, 8, 4, 6, 4, 2
 X = np.random.default_rng(1).normal(size=(B, T, D)).astype('float32')
 MASK = np.array([[1] * T, [1, 0, 1, 1, 0, 1, 0, 0]], bool)
-OURS = functools.partial(Experts, E, A, 'swiglu', F)
+OURS = functools.partial(MixtureOfExperts, E, A, 'swiglu', F)
 
 
 def compiled(function):
@@ -69,7 +69,9 @@ def looped(variables, x, mask, *, kind, factor=None, shared=False, order='choice
     x = jnp.where(real[..., None], x, 0.0)
     tokens = x.shape[1] * jnp.ones(len(x)) if mask is None else jnp.sum(real, axis=1)
     limit = None if factor is None else jnp.minimum(tokens, jnp.ceil(tokens / E * factor * A)).astype(int)
-    routing = route(x @ params['router']['kernel'], A, mask, capacity=limit, order=order, renormalised=renormalised)
+    routing = route_tokens(
+        x @ params['router']['kernel'], A, mask, capacity=limit, order=order, renormalised=renormalised
+    )
     output = 0.0
     for e in range(E):
         names = [name for name in ('up', 'gate', 'down') if name in params]
@@ -89,7 +91,7 @@ def looped(variables, x, mask, *, kind, factor=None, shared=False, order='choice
     (dict(kind='reglu', use_bias=True, capacity_factor=1.0, renormalised=False), None),
 ])  # fmt: skip
 def test_the_module_is_a_loop_over_experts(fields, mask):
-    module = Experts(E, A, **fields, features=F)
+    module = MixtureOfExperts(E, A, **fields, features=F)
     variables = drawn(module, X, seed=2)
     told = dict(kind=module.kind, factor=module.capacity_factor, shared=module.shared)
     told |= dict(order=module.order, renormalised=module.renormalised)
@@ -100,7 +102,7 @@ def test_the_module_is_a_loop_over_experts(fields, mask):
 
 
 def test_what_parameters_there_are():
-    shapes = lambda **fields: jax.tree.map(jnp.shape, drawn(Experts(E, A, **fields), X)['params'])
+    shapes = lambda **fields: jax.tree.map(jnp.shape, drawn(MixtureOfExperts(E, A, **fields), X)['params'])
     gated = {'up': {'kernel': (E, D, 16)}, 'gate': {'kernel': (E, D, 16)}, 'down': {'kernel': (E, 16, D)}}
     assert shapes(kind='swiglu') == {'router': {'kernel': (D, E)}} | gated
     plain = {'up': {'kernel': (E, D, F), 'bias': (E, F)}, 'down': {'kernel': (E, F, D), 'bias': (E, D)}}
@@ -112,7 +114,7 @@ def test_what_parameters_there_are():
 
 def test_every_expert_starts_as_a_layer_of_its_own():
     """From other numbers than its mates, as spread as those of one layer of its width."""
-    module = Experts(8, 1, 'relu', 256, out_init=nn.initializers.constant(2.0))
+    module = MixtureOfExperts(8, 1, 'relu', 256, out_init=nn.initializers.constant(2.0))
     params = host(compiled(module.init)(jax.random.key(0), np.zeros((1, 1, 64), 'float32'))['params'])
     spread = np.std(params['up']['kernel'], axis=(1, 2)) * math.sqrt(64)
     assert np.all(np.abs(spread - 1) < 0.05) and len(np.unique(params['up']['kernel'][:, 0, 0])) == 8
@@ -122,7 +124,7 @@ def test_every_expert_starts_as_a_layer_of_its_own():
 @pytest.mark.parametrize('kind', ['gelu', 'swiglu'])
 def test_one_expert_is_the_plain_layer(kind):
     """Case 30."""
-    module, plain = Experts(1, 1, kind, F), MLP(kind, F)
+    module, plain = MixtureOfExperts(1, 1, kind, F), MLP(kind, F)
     variables = drawn(module, X)
     params = {name: jax.tree.map(lambda x: x[0], host(variables)['params'][name]) for name in drawn(plain, X)['params']}
     output, stats = forward(module.apply, variables)
@@ -136,11 +138,11 @@ def test_one_expert_is_the_plain_layer(kind):
 
 def test_all_to_one_expert():
     """Case 30: eight tokens to expert 0 of four; it takes two of each row, and the others give exactly zero."""
-    module = Experts(E, 1, 'gelu', F, capacity_factor=1.0)
+    module = MixtureOfExperts(E, 1, 'gelu', F, capacity_factor=1.0)
     variables = drawn(module, X)
     variables['params']['router']['kernel'] = np.float32(5.0) * (np.arange(D * E) == 0).reshape(D, E)
     x = np.where(np.arange(D) == 0, np.float32(1.0), X)
-    assert capacity(T, E, 1, 1.0) == 2
+    assert expert_capacity(T, E, 1, 1.0) == 2
     output, stats = forward(module.apply, variables, x)
     assert stats['dropped'] == 0.75 and np.all(output[:, 2:] == 0)
     every, _ = forward(module.clone(capacity_factor=None).apply, variables, x)
@@ -196,7 +198,7 @@ def test_what_comes_later_changes_nothing_in_the_order_of_tokens():
 def test_the_router_is_float32():
     """Case 32: logits [0, 0.002] under bfloat16, parameters and inputs too; and half a bit of bfloat16 apart."""
     for param_dtype, weights in ((jnp.bfloat16, [0.0, 0.002]), (jnp.float32, [1.0, 1.0 + 2**-9])):
-        module = Experts(2, 1, 'relu', F, dtype=jnp.bfloat16, param_dtype=param_dtype, use_bias=False)
+        module = MixtureOfExperts(2, 1, 'relu', F, dtype=jnp.bfloat16, param_dtype=param_dtype, use_bias=False)
         variables = drawn(module, X)
         params = variables['params']
         assert {name: x['kernel'].dtype for name, x in params.items()} == {
@@ -254,6 +256,6 @@ def test_no_tokens():
     (dict(), (X, MASK.astype(int)), 'mask has shape .* dtype int32'),
 ])  # fmt: skip
 def test_what_does_not_fit(fields, inputs, message, as_used):
-    module = Experts(**dict(experts=E, active=A, kind='gelu', features=F) | fields)
+    module = MixtureOfExperts(**dict(experts=E, active=A, kind='gelu', features=F) | fields)
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(module.init, jax.random.key(0), *inputs)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.layers.mixers import CausalConvolution, Recurrence
+from attnlab.layers.mixers import CausalConvolution, RecurrentMixer
 from tests.layers.calls import drawn
 from tests.quick import QUICK
 
@@ -17,8 +17,8 @@ IDS = np.array([[1, 1, 2, 2, 2, 3, 0], [4, 4, 4, 4, 4, 1, 1]], np.int32)
 REAL = np.array([[0, 1, 1, 0, 1, 0, 0], [1, 0, 1, 1, 1, 0, 1]], bool)  # 3 and 5; the others are 4 and 2
 KINDS = {
     'convolution': functools.partial(CausalConvolution, TAPS),
-    'gru': functools.partial(Recurrence, 'gru'),
-    'lstm': functools.partial(Recurrence, 'lstm'),
+    'gru': functools.partial(RecurrentMixer, 'gru'),
+    'lstm': functools.partial(RecurrentMixer, 'lstm'),
 }
 
 
@@ -171,4 +171,4 @@ def test_errors_name_what_came_and_what_was_expected(as_used):
     with pytest.raises(ValueError, match='taps is 0; expected a positive number'):
         jax.eval_shape(CausalConvolution(0).init, jax.random.key(0), X)
     with pytest.raises(ValueError, match="cell is 'rnn'; expected 'gru' or 'lstm'"):
-        jax.eval_shape(Recurrence('rnn').init, jax.random.key(0), X)
+        jax.eval_shape(RecurrentMixer('rnn').init, jax.random.key(0), X)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.layers.mlp import GATED, MLP, PLAIN, hidden_width
+from attnlab.layers.mlp import GATED_ACTIVATIONS, MLP, PLAIN_ACTIVATIONS, default_mlp_width
 from tests.kernels.calls import QUICK, same
 from tests.kernels.oracle import near
 from tests.layers.calls import QUERIES, D, drawn, run
@@ -30,7 +30,7 @@ def formula(params, kind, x):
     affine = lambda name, x: x @ params[name]['kernel'] + params[name].get('bias', 0)
     x = np.asarray(x, np.float64)
     act = ACTIVATIONS[kind]
-    inside = act(affine('gate', x)) * affine('up', x) if kind in GATED else act(affine('up', x))
+    inside = act(affine('gate', x)) * affine('up', x) if kind in GATED_ACTIVATIONS else act(affine('up', x))
     return affine('down', inside)
 
 
@@ -40,7 +40,7 @@ def test_the_module_is_the_formula(kind):
     variables = drawn(module, QUERIES)
     assert ('gate' in variables['params']) == kind.endswith('glu')
     near(run(module, variables, QUERIES), formula(variables['params'], kind, QUERIES), 1e-6, kind)
-    assert ACTIVATIONS.keys() == PLAIN.keys() | GATED.keys()
+    assert ACTIVATIONS.keys() == PLAIN_ACTIVATIONS.keys() | GATED_ACTIVATIONS.keys()
 
 
 def sizes(kind, D, **fields):
@@ -54,7 +54,7 @@ def test_what_parameters_there_are():
     }  # fmt: skip
     assert sizes('relu', 8, use_bias=False) == {'up': {'kernel': (8, 32)}, 'down': {'kernel': (32, 8)}}
     gated = {'gate': {'kernel': (9, 24)}, 'up': {'kernel': (9, 24)}, 'down': {'kernel': (24, 9)}}
-    assert all(sizes(kind, 9) == gated for kind in GATED)
+    assert all(sizes(kind, 9) == gated for kind in GATED_ACTIVATIONS)
     assert sizes('swiglu', 8, features=5, use_bias=True)['gate'] == {'kernel': (8, 5), 'bias': (5,)}
 
 
@@ -62,11 +62,11 @@ def test_what_parameters_there_are():
 def test_gated_kinds_have_the_parameters_of_the_others(D):
     count = lambda kind: sum(math.prod(x) for x in jax.tree.leaves(sizes(kind, D), is_leaf=lambda x: type(x) is tuple))
     assert abs(count('swiglu') / count('gelu') - 1) < 0.01
-    assert hidden_width('swiglu', D) % 8 == 0 and 0 <= hidden_width('swiglu', D) - 8 * D / 3 < 8
+    assert default_mlp_width('swiglu', D) % 8 == 0 and 0 <= default_mlp_width('swiglu', D) - 8 * D / 3 < 8
 
 
 def test_the_parity_holds_as_widely_as_stated():
-    off = [D for D in range(1, 2000) if abs(3 * D * hidden_width('geglu', D) / (8 * D * D + 5 * D) - 1) >= 0.01]
+    off = [D for D in range(1, 2000) if abs(3 * D * default_mlp_width('geglu', D) / (8 * D * D + 5 * D) - 1) >= 0.01]
     assert max(off) == 136 and max(D for D in off if D % 16 == 0) == 112
 
 

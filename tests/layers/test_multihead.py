@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.kernels.masks import Mask, causal, padding
-from attnlab.kernels.rotary import Linear, YaRN, frequencies
-from attnlab.layers import MultiHeadAttention, Rotary, attention_fn, multihead
-from attnlab.layers.positions import Alibi, Relative, RelativeBias
+from attnlab.kernels.masks import Mask, causal_mask, padding_mask
+from attnlab.kernels.rotary import LinearScaling, YaRNScaling, rotary_frequencies
+from attnlab.layers import MultiHeadAttention, RotaryEncoding, attention_fn, multihead
+from attnlab.layers.positions import AlibiEncoding, RelativeEncoding, RelativePositionBias
 from tests.kernels import oracle
 from tests.kernels.calls import finite, same
 from tests.kernels.oracle import near
@@ -27,8 +27,8 @@ def turned(x, positions, width, layout='half', base=10000.0, scaling=None):
     half = width // 2
     first, second = np.s_[:half, half:width] if layout == 'half' else np.s_[:width:2, 1:width:2]
     pairs = x[..., first] + 1j * x[..., second]
-    pairs = pairs * np.exp(1j * np.asarray(positions)[..., None, None] * frequencies(width, base, scaling))
-    pairs = pairs * (scaling.magnitude if isinstance(scaling, YaRN) else 1.0)
+    pairs = pairs * np.exp(1j * np.asarray(positions)[..., None, None] * rotary_frequencies(width, base, scaling))
+    pairs = pairs * (scaling.magnitude if isinstance(scaling, YaRNScaling) else 1.0)
     x = x.copy()
     x[..., first], x[..., second] = pairs.real, pairs.imag
     return x
@@ -37,19 +37,19 @@ def turned(x, positions, width, layout='half', base=10000.0, scaling=None):
 POSITIONS = np.array([[0, 1, 2, 3], [5, 5, 6, 9]])
 VARIANTS = {
     'plain': (dict(), dict(), dict(mask=WIDE)),
-    'grouped': (dict(kv_heads=2, head_width=3, out_features=5), dict(), dict(mask=padding(keys=jnp.array([5, 2])))),
-    'one key head, ALiBi': (dict(kv_heads=1, encoding=Alibi(), use_bias=False), dict(), dict(bias=jnp.cos(1.0 * WIDE))),
-    'rms, half': (dict(qk_norm='rms', encoding=Rotary(), head_width=4), dict(width=4), dict()),
+    'grouped': (dict(kv_heads=2, head_width=3, out_features=5), dict(), dict(mask=padding_mask(keys=jnp.array([5, 2])))),
+    'one key head, ALiBi': (dict(kv_heads=1, encoding=AlibiEncoding(), use_bias=False), dict(), dict(bias=jnp.cos(1.0 * WIDE))),
+    'rms, half': (dict(qk_norm='rms', encoding=RotaryEncoding(), head_width=4), dict(width=4), dict()),
     'l2, sinks, interleaved': (
         dict(
             qk_norm='l2', sinks=True, kv_heads=2, head_width=4,
-            encoding=Rotary(100.0, 'interleaved', 0.5, Linear(2.0)),
+            encoding=RotaryEncoding(100.0, 'interleaved', 0.5, LinearScaling(2.0)),
         ),
-        dict(width=2, base=100.0, layout='interleaved', scaling=Linear(2.0)), dict(positions=POSITIONS, mask=causal()),
+        dict(width=2, base=100.0, layout='interleaved', scaling=LinearScaling(2.0)), dict(positions=POSITIONS, mask=causal_mask()),
     ),
     'all': (
-        dict(qk_norm='rms', sinks=True, kv_heads=2, head_width=6, encoding=Rotary(scaling=YaRN(4.0, 8))),
-        dict(width=6, scaling=YaRN(4.0, 8)), dict(positions=POSITIONS, mask=causal(), bias=jnp.cos(1.0 * SQUARE)),
+        dict(qk_norm='rms', sinks=True, kv_heads=2, head_width=6, encoding=RotaryEncoding(scaling=YaRNScaling(4.0, 8))),
+        dict(width=6, scaling=YaRNScaling(4.0, 8)), dict(positions=POSITIONS, mask=causal_mask(), bias=jnp.cos(1.0 * SQUARE)),
     ),
 }  # fmt: skip
 
@@ -93,10 +93,10 @@ def test_the_module_is_the_formula(variant):
 
 
 def test_a_learned_bias_of_the_encoding_is_added_unless_one_is_given():
-    module = OURS(encoding=Relative())
-    variables, mask = drawn(module, QUERIES), causal()
+    module = OURS(encoding=RelativeEncoding())
+    variables, mask = drawn(module, QUERIES), causal_mask()
     table = variables['params'].pop('relative_bias')
-    bias = RelativeBias(N, bidirectional=False).apply({'params': table}, jnp.arange(T), jnp.arange(T))
+    bias = RelativePositionBias(N, bidirectional=False).apply({'params': table}, jnp.arange(T), jnp.arange(T))
     want = run(OURS(), variables, QUERIES, mask=mask, bias=bias)
     near(run(module, variables, QUERIES, mask=mask, bias=bias), want, 1e-6, 'given')
     near(run(module, {'params': variables['params'] | {'relative_bias': table}}, QUERIES, mask=mask), want, 1e-6, 'own')
@@ -107,7 +107,7 @@ def test_what_parameters_there_are():
     plain = {name: {'kernel': (D, N, 2), 'bias': (N, 2)} for name in ('query', 'key', 'value')}
     plain['out'] = {'kernel': (N, 2, D), 'bias': (D,)}
     assert tree(QUERIES) == plain
-    for encoding in (Alibi(), Rotary()):
+    for encoding in (AlibiEncoding(), RotaryEncoding()):
         assert tree(QUERIES, dropout_rate=0.5, encoding=encoding) == plain
     assert tree(QUERIES, qk_norm='rms') == plain | {'query_norm': {'scale': (2,)}, 'key_norm': {'scale': (2,)}}
     assert tree(QUERIES, qk_norm='l2', sinks=True) == plain | {'qk_scale': (), 'sinks': (N,)}
@@ -131,7 +131,7 @@ def test_where_norms_and_sinks_start():
 
 
 def test_dtypes_of_computation_and_parameters():
-    module = OURS(dtype=jnp.bfloat16, qk_norm='l2', sinks=True, encoding=Rotary())
+    module = OURS(dtype=jnp.bfloat16, qk_norm='l2', sinks=True, encoding=RotaryEncoding())
     variables = drawn(module, QUERIES)
     assert {x.dtype.name for x in jax.tree.leaves(variables)} == {'float32'}
     output, weights = run(module, variables, QUERIES, return_weights=True)
@@ -146,7 +146,7 @@ def test_queries_keys_and_values_come_in_one_dtype(qk_norm, monkeypatch):
     """As fused implementations want them."""
     seen = []
     monkeypatch.setattr(multihead, 'dot_product_attention', lambda *x, **_: seen.extend(x[:3]) or x[2])
-    module = OURS(dtype=jnp.bfloat16, qk_norm=qk_norm, encoding=Rotary())
+    module = OURS(dtype=jnp.bfloat16, qk_norm=qk_norm, encoding=RotaryEncoding())
     jax.eval_shape(module.init, jax.random.key(0), QUERIES)
     assert [x.dtype for x in seen] == [jnp.bfloat16] * 3
 
@@ -161,7 +161,7 @@ def test_initialisers_are_used():
 
 
 def test_only_distances_matter_to_rotary():
-    module = OURS(head_width=4, encoding=Rotary())
+    module = OURS(head_width=4, encoding=RotaryEncoding())
     variables, where = drawn(module, QUERIES), jnp.arange(T)[None]
     rules = lambda here, there: Mask(query_positions=here, key_positions=there)
     at = jax.jit(lambda here, there: module.apply(variables, QUERIES, mask=rules(here, there)))
@@ -174,7 +174,7 @@ def test_only_distances_matter_to_rotary():
 
 def test_a_layout_is_the_other_on_permuted_channels():
     layouts = ('half', 'interleaved')
-    half, interleaved = (OURS(head_width=4, kv_heads=2, encoding=Rotary(layout=layout)) for layout in layouts)
+    half, interleaved = (OURS(head_width=4, kv_heads=2, encoding=RotaryEncoding(layout=layout)) for layout in layouts)
     params = drawn(half, QUERIES)['params']
     order = np.array([0, 2, 1, 3])
     moved = {name: jax.tree.map(lambda x: x[..., order], params[name]) for name in ('query', 'key')}
@@ -187,10 +187,10 @@ def test_positions_are_those_of_causality_too():
     """Turned round, the first token sees all, and the last one itself."""
     module = OURS()
     variables, back = drawn(module, QUERIES), jnp.arange(T)[::-1][None]
-    _, weights = run(module, variables, QUERIES, mask=causal(), positions=back, return_weights=True)
+    _, weights = run(module, variables, QUERIES, mask=causal_mask(), positions=back, return_weights=True)
     assert jnp.all((weights > 0) == np.broadcast_to(np.triu(np.ones((T, T), bool)), (B, N, T, T)))
     with pytest.raises(ValueError, match='query_positions is given twice'):
-        module.apply(variables, QUERIES, mask=causal(back, back), positions=jnp.arange(T)[None])
+        module.apply(variables, QUERIES, mask=causal_mask(back, back), positions=jnp.arange(T)[None])
 
 
 def test_grouped_heads_are_repeated_kernels():
@@ -208,9 +208,11 @@ def test_grouped_heads_are_repeated_kernels():
 
 def test_blockwise_is_dense():
     """Gradients of implementations are compared with the kernels."""
-    module = OURS(kv_heads=2, head_width=4, qk_norm='rms', encoding=Rotary(), sinks=True, dropout_rate=0.3)
+    module = OURS(kv_heads=2, head_width=4, qk_norm='rms', encoding=RotaryEncoding(), sinks=True, dropout_rate=0.3)
     variables = drawn(module, QUERIES)
-    call = dict(mask=causal() & padding(keys=jnp.array([4, 2])), bias=jnp.cos(1.0 * SQUARE), deterministic=False)
+    call = dict(
+        mask=causal_mask() & padding_mask(keys=jnp.array([4, 2])), bias=jnp.cos(1.0 * SQUARE), deterministic=False
+    )
     call |= dict(rngs={'dropout': jax.random.key(3)})
     dense, blockwise = (module.clone(implementation=name) for name in ('dense', 'blockwise'))
     want = run(dense, variables, QUERIES, **call)
@@ -246,7 +248,7 @@ def test_a_query_that_may_see_nothing_gives_the_bias_alone(implementation, dtype
 def test_weights(implementation, rate, caplog):
     module = OURS(dropout_rate=rate, implementation=implementation, use_bias=False)
     variables = drawn(module, QUERIES)
-    call = dict(mask=padding(keys=jnp.array([T, T - 1])), deterministic=False, rngs={'dropout': jax.random.key(0)})
+    call = dict(mask=padding_mask(keys=jnp.array([T, T - 1])), deterministic=False, rngs={'dropout': jax.random.key(0)})
     with caplog.at_level(logging.INFO):
         output, weights = run(module, variables, QUERIES, **call, return_weights=True)
     assert ('dense, which has them, takes the place of blockwise' in caplog.text) == (implementation == 'blockwise')
@@ -294,9 +296,9 @@ def test_a_rate_out_of_range_is_named(rate, deterministic):
 @pytest.mark.parametrize('qk_norm', ['rms', 'l2'])
 def test_norms_of_zero_tokens(qk_norm):
     """Without biases, as at the start, a token of zeros has a query and a key of zeros."""
-    module = OURS(qk_norm=qk_norm, encoding=Rotary(), sinks=True, use_bias=False)
+    module = OURS(qk_norm=qk_norm, encoding=RotaryEncoding(), sinks=True, use_bias=False)
     queries = 4 * QUERIES.at[1, 2:].set(0.0)  # the others make heads far above the epsilon of rms
-    variables, rules = drawn(module, queries), padding(keys=jnp.array([4, 3]))
+    variables, rules = drawn(module, queries), padding_mask(keys=jnp.array([4, 3]))
     with jax.debug_nans(True):
         output, slopes = sloped(module, variables, queries, mask=rules)
     assert finite((output, slopes)) and jnp.all(slopes[0]['params']['sinks'] != 0)
@@ -311,7 +313,7 @@ def test_norms_of_zero_tokens(qk_norm):
     (dict(kv_heads=3), SELF, {}, 'kv_heads is 3; expected a divisor of heads, 4'),
     (dict(qk_norm='layer'), SELF, {}, "qk_norm is 'layer'; expected 'l2', 'rms' or None"),
     (dict(implementation='fast'), SELF, {}, "implementation is 'fast'; expected 'ring' "),
-    (dict(encoding=Rotary(), head_width=3), SELF, {}, 'x has heads of width 3; expected an even number'),
+    (dict(encoding=RotaryEncoding(), head_width=3), SELF, {}, 'x has heads of width 3; expected an even number'),
     ({}, (QUERIES[0],), {}, r'queries have shape \(4, 8\); expected \[B, T, D\]'),
     ({}, (QUERIES, KEYS[:1]), {}, r'keys have shape \(1, 5, 6\); expected \[B, S, C\] with B = 2'),
     ({}, ACROSS, dict(positions=np.arange(T)[None]), 'positions are those of self-attention; with keys'),
@@ -327,10 +329,10 @@ def test_a_cache_longer_than_narrow_positions_reach_takes_them():
     """-1 marks a token that is not kept; its slot is one past the end of 300, which int8 cannot hold."""
     module, x = MultiHeadAttention(2, cache_length=300), jnp.cos(jnp.arange(24.0)).reshape(1, 3, 8)
     slots = jnp.arange(300)[None]
-    parameters = module.init(jax.random.key(0), x, mask=causal(jnp.array([[0, 1, 2]]), slots))['params']
+    parameters = module.init(jax.random.key(0), x, mask=causal_mask(jnp.array([[0, 1, 2]]), slots))['params']
 
     def attend(dtype):
-        rules = causal(jnp.array([[100, -1, 120]], dtype), slots)
+        rules = causal_mask(jnp.array([[100, -1, 120]], dtype), slots)
         return module.apply({'params': parameters}, x, mask=rules, mutable=['cache'])
 
     jax.tree.map(np.testing.assert_array_equal, attend('int8'), attend('int32'))

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from attnlab.configs import LanguageModelConfig, VitConfig
-from attnlab.kernels.positions import relative_buckets
+from attnlab.kernels.positions import relative_position_buckets
 from attnlab.layers.positions import (
     ENCODINGS,
-    AddedPositions,
-    LearnedPositions,
+    AddPositionEmbeddings,
     PositionEncoding,
-    RelativeBias,
-    position_encoding,
+    PositionTable,
+    RelativePositionBias,
+    make_position_encoding,
 )
 
 SIZE, D = 8, 3
-MODULE = LearnedPositions(SIZE, D)
+MODULE = PositionTable(SIZE, D)
 TABLE = jnp.arange(1.0, SIZE * D + 1).reshape(SIZE, D)
 VARIABLES = {'params': {'table': TABLE}}
 
@@ -37,7 +37,7 @@ def test_a_length_takes_the_first_rows_and_positions_take_theirs():
 def test_the_table_is_drawn_for_its_size_whatever_the_length():
     params = MODULE.init(jax.random.key(0), 2)['params']
     assert jax.tree.map(jnp.shape, params) == {'table': (SIZE, D)}
-    table = LearnedPositions(200, 50).init(jax.random.key(0), 1)['params']['table']
+    table = PositionTable(200, 50).init(jax.random.key(0), 1)['params']['table']
     assert abs(float(table.std()) - 0.02) < 1e-3
 
 
@@ -49,7 +49,7 @@ def test_only_the_rows_that_were_asked_for_learn():
 def test_tokens_of_a_grid_are_row_major():
     """3 rows of 4 tokens: token t takes row t, so row r, column c of the picture takes row 4 r + c of the table."""
     table = jnp.arange(12.0 * D).reshape(12, D)
-    codes = LearnedPositions(12, D).apply({'params': {'table': table}}, 12).reshape(3, 4, D)
+    codes = PositionTable(12, D).apply({'params': {'table': table}}, 12).reshape(3, 4, D)
     for r, c in np.ndindex(3, 4):
         np.testing.assert_array_equal(codes[r, c], table[4 * r + c])
 
@@ -90,20 +90,20 @@ def test_what_is_no_position_is_refused(as_used, positions, message):
 
 @pytest.mark.parametrize('bidirectional', [True, False])
 def test_the_bias_of_a_pair_is_its_bucket_of_the_table(bidirectional):
-    module = RelativeBias(heads=2, buckets=8, max_distance=20, bidirectional=bidirectional)
+    module = RelativePositionBias(heads=2, buckets=8, max_distance=20, bidirectional=bidirectional)
     queries, keys = jnp.array([[0, 5, 9], [30, 2, 2]]), jnp.arange(-4, 4)[None] * jnp.array([[1], [3]])
     variables = jax.jit(module.init)(jax.random.key(0), queries[0], keys[0])
     table = np.asarray(variables['params']['table'])
     bias = jax.jit(module.apply)(variables, queries, keys)
     assert table.shape == (8, 2) and bias.shape == (2, 2, 3, 8)
-    found = relative_buckets(queries, keys, buckets=8, max_distance=20, bidirectional=bidirectional)
+    found = relative_position_buckets(queries, keys, buckets=8, max_distance=20, bidirectional=bidirectional)
     for b, n, t, s in np.ndindex(*bias.shape):
         assert bias[b, n, t, s] == table[found[b, t, s], n]
     np.testing.assert_array_equal(jax.jit(module.apply)(variables, queries[1], keys[1]), bias[1:])
 
 
 def test_the_gradient_counts_the_pairs_of_a_bucket():
-    module, where = RelativeBias(heads=1, buckets=4, max_distance=3), jnp.arange(3)
+    module, where = RelativePositionBias(heads=1, buckets=4, max_distance=3), jnp.arange(3)
     variables = {'params': {'table': jnp.zeros((4, 1))}}
     slopes = jax.jit(jax.grad(lambda v: module.apply(v, where, where).sum()))(variables)['params']['table']
     np.testing.assert_array_equal(slopes[:, 0], [3, 3, 0, 3])  # 3 on the diagonal, 3 before, none of bucket 2, 3 after
@@ -111,7 +111,7 @@ def test_the_gradient_counts_the_pairs_of_a_bucket():
 
 def test_buckets_that_leave_no_room_are_refused_when_the_module_is_made_ready():
     with pytest.raises(ValueError, match='max_distance is 8; expected more than 8'):
-        RelativeBias(4, max_distance=8).init(jax.random.key(0), jnp.arange(2), jnp.arange(2))
+        RelativePositionBias(4, max_distance=8).init(jax.random.key(0), jnp.arange(2), jnp.arange(2))
 
 
 # Encodings
@@ -128,16 +128,16 @@ class Halved(PositionEncoding):
 def test_a_class_and_a_line_of_the_table_are_an_encoding(monkeypatch):
     monkeypatch.setitem(ENCODINGS, 'halved', Halved)
     config = LanguageModelConfig(layers=1, width=4, heads=1, context=SIZE, positions='halved')
-    encoding = position_encoding(config)
-    added = AddedPositions(encoding).apply({}, jnp.zeros((1, 3, 4)))
+    encoding = make_position_encoding(config)
+    added = AddPositionEmbeddings(encoding).apply({}, jnp.zeros((1, 3, 4)))
     np.testing.assert_array_equal(added[0, :, 0], [1, 0, 1])
     with pytest.raises(ValueError, match="positions is 'halved'; expected 'learned', 'sinusoidal', 'rotary', 'none'"):
-        position_encoding(VitConfig(positions='halved'), (2, 2))
+        make_position_encoding(VitConfig(positions='halved'), (2, 2))
 
 
 @pytest.mark.parametrize('name', ENCODINGS)
 def test_encodings_take_their_numbers_from_the_config(name):
-    encoding = position_encoding(LanguageModelConfig(context=SIZE, positions=name, rotary_base=50.0))
+    encoding = make_position_encoding(LanguageModelConfig(context=SIZE, positions=name, rotary_base=50.0))
     assert isinstance(encoding, ENCODINGS[name]) and encoding.grid is None
     assert encoding.longest == (SIZE if name == 'learned' else None)
     assert getattr(encoding, 'base', 50.0) == 50.0

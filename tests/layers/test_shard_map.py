@@ -10,11 +10,11 @@ from jax.sharding import PartitionSpec as P
 
 from attnlab.configs import LanguageModelConfig, RecurrentConfig
 from attnlab.decode.beam import beam_search
-from attnlab.decode.cache import start, stepper
-from attnlab.decode.greedy import greedy
-from attnlab.decode.sampling import sample
-from attnlab.layers.experts import Experts
-from attnlab.layers.recurrent import Recurrent
+from attnlab.decode.cache import init_cache, make_decode_step
+from attnlab.decode.greedy import greedy_search
+from attnlab.decode.sampling import sample_tokens
+from attnlab.layers.experts import MixtureOfExperts
+from attnlab.layers.recurrent import RecurrentLayer
 from attnlab.models.language import LanguageModel
 from attnlab.models.recurrent import RecurrentSeq2Seq
 from tests.quick import QUICK
@@ -37,9 +37,9 @@ def layer(module, *inputs):
 
 
 CASES = {
-    'experts': layer(Experts(4, 2, 'swiglu', 8), X, REAL),
-    'gru': layer(Recurrent('gru', D), X, REAL),
-    'lstm with starts': layer(Recurrent('lstm', D), X, REAL, None, REAL),
+    'experts': layer(MixtureOfExperts(4, 2, 'swiglu', 8), X, REAL),
+    'gru': layer(RecurrentLayer('gru', D), X, REAL),
+    'lstm with starts': layer(RecurrentLayer('lstm', D), X, REAL, None, REAL),
     'language, gru': language(mixer='gru'),
     'language, experts': language(experts=2, active=1),
     'translation': layer(RecurrentSeq2Seq(7, 7, RecurrentConfig(embedding=4, hidden=6)), BOTH, TOKENS),
@@ -89,8 +89,8 @@ FIRST = jnp.full((B,), 2)
 
 
 @pytest.mark.parametrize('decode', [
-    lambda state, keys: sample(table, state, jnp.full(len(state), 2), rng=keys, limit=4, end=3, top_k=3, top_p=0.9),
-    lambda state, keys: greedy(table, state, len(state), bos=2, eos=3, limit=4),
+    lambda state, keys: sample_tokens(table, state, jnp.full(len(state), 2), rng=keys, limit=4, end=3, top_k=3, top_p=0.9),
+    lambda state, keys: greedy_search(table, state, len(state), bos=2, eos=3, limit=4),
     lambda state, keys: beam_search(table, state, jnp.full(len(state), 2), beams=2, limit=4, end=3),
 ], ids=['sample', 'greedy', 'beam search'])  # fmt: skip
 def test_decoding_divided_rows_is_as_without(decode):
@@ -108,8 +108,10 @@ def test_decoding_with_parameters_that_vary_from_device_to_device():
 
     def decode(params):
         params = jax.tree.map(lambda x: x[0], params)
-        cache = start(model, params, 2, 9)
-        tokens = sample(stepper(model, params), cache, FIRST[:2], rng=jax.random.key(0), limit=4, temperature=0).tokens
+        cache = init_cache(model, params, 2, 9)
+        tokens = sample_tokens(
+            make_decode_step(model, params), cache, FIRST[:2], rng=jax.random.key(0), limit=4, temperature=0
+        ).tokens
         return tokens[None]
 
     one = jax.jit(decode, compiler_options=QUICK)

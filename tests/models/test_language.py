@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from attnlab.configs import LanguageModelConfig
-from attnlab.kernels.masks import causal
-from attnlab.layers.block import Block, Stack
-from attnlab.layers.positions import NoPositions
+from attnlab.kernels.masks import causal_mask
+from attnlab.layers.block import TransformerBlock, TransformerStack
+from attnlab.layers.positions import NoEncoding
 from attnlab.models.language import LanguageModel
 from tests.quick import QUICK
 
@@ -161,8 +161,8 @@ def test_what_leads_out_of_a_branch_starts_smaller():
 
 @pytest.mark.parametrize('order', ['pre', 'post'])
 def test_a_plain_block_has_six_products_with_matrices_and_two_of_attention(order):
-    made = Block(dataclasses.replace(PLAIN, order=order), NoPositions())
-    x, rules = jnp.ones((2, T, D)), causal()
+    made = TransformerBlock(dataclasses.replace(PLAIN, order=order), NoEncoding())
+    x, rules = jnp.ones((2, T, D)), causal_mask()
     params = jax.eval_shape(lambda: made.init(jax.random.key(0), x, rules, None, True))
     jaxpr = jax.make_jaxpr(lambda params, x: made.apply(params, x, rules, None, True))(params, x)
     products = [equation for equation in equations(jaxpr.jaxpr) if equation.primitive.name == 'dot_general']
@@ -179,11 +179,11 @@ def equations(jaxpr):
 
 
 def test_layer_drop_passes_blocks_by_and_leaves_the_mean():
-    made = Stack(dataclasses.replace(PLAIN, layers=1, layer_drop=0.5), NoPositions())
-    x, rules = jnp.asarray(np.random.default_rng(0).normal(size=(512, 2, D)), jnp.float32), causal()
+    made = TransformerStack(dataclasses.replace(PLAIN, layers=1, layer_drop=0.5), NoEncoding())
+    x, rules = jnp.asarray(np.random.default_rng(0).normal(size=(512, 2, D)), jnp.float32), causal_mask()
     params = made.init(jax.random.key(0), x, rules)
     apply = jax.jit(lambda key: made.apply(params, x, rules, deterministic=False, rngs={'dropout': key})[0])
-    block = Block(made.config, NoPositions())
+    block = TransformerBlock(made.config, NoEncoding())
     added = block.apply({'params': params['params']['block_0']}, x, rules, None, True)[0] - x
     norm = lambda x: nn.LayerNorm(epsilon=1e-5).apply({'params': params['params']['norm']}, x)
     drawn = apply(jax.random.key(1))

@@ -12,11 +12,11 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from attnlab.configs import RecurrentConfig
-from attnlab.decode.greedy import greedy
+from attnlab.decode.greedy import greedy_search
 from attnlab.kernels.losses import cross_entropy
 from attnlab.layers.recurrent import GRUCell
 from attnlab.models.recurrent import RecurrentSeq2Seq
-from attnlab.tasks.align.translator import shift
+from attnlab.tasks.align.translator import shift_right
 from tests.quick import QUICK
 
 GOLDEN = Path(__file__).parents[1] / 'golden' / 'recurrent.npz'
@@ -108,9 +108,9 @@ def test_padding_and_neighbours_change_nothing(kind):
     @jax.jit
     def run(source, labels):
         state, memory = model.apply({'params': params}, source, method='encode')
-        logits, weights = model.apply({'params': params}, source, shift(labels))
+        logits, weights = model.apply({'params': params}, source, shift_right(labels))
         step = lambda state, tokens: model.apply({'params': params}, state, memory, tokens, method='decode')
-        free = greedy(step, state, source.shape[0], bos=BOS, eos=EOS, limit=12)
+        free = greedy_search(step, state, source.shape[0], bos=BOS, eos=EOS, limit=12)
         return state, memory.memory, logits, weights, free
 
     def result(row, source, labels):
@@ -144,7 +144,7 @@ def test_no_gradient_flows_through_padding(attention):
     @quick
     @jax.grad
     def gradient(params):
-        logits, _ = model.apply({'params': params}, source, shift(labels))
+        logits, _ = model.apply({'params': params}, source, shift_right(labels))
         return jnp.sum(jnp.where(labels[..., None] != 0, logits, 0.0) ** 2)
 
     gradients = gradient(params)
@@ -168,8 +168,8 @@ def test_a_label_changes_only_the_logits_behind_it(attention, t):
     model, params = make(attention=attention)
     source, labels = pad(LONG, width=9), pad([6, 4, 9, 8, EOS], width=5)
     changed = labels.at[0, t].set(11)
-    assert shift(labels).tolist() == [[BOS, 6, 4, 9, 8]]
-    run = quick(lambda labels: model.apply({'params': params}, source, shift(labels))[0])
+    assert shift_right(labels).tolist() == [[BOS, 6, 4, 9, 8]]
+    run = quick(lambda labels: model.apply({'params': params}, source, shift_right(labels))[0])
     differs = np.any(np.asarray(run(labels)) != np.asarray(run(changed)), axis=(0, 2))
     assert differs.tolist() == [position > t for position in range(5)]
 

@@ -16,9 +16,9 @@ import attnlab.layers
 import attnlab.models
 from attnlab.configs import LanguageModelConfig, RecurrentConfig, ResNetConfig, TranslatorConfig, VitConfig
 from attnlab.configs.run import OptimizerConfig
-from attnlab.decode.cache import start, stepper
-from attnlab.decode.sampling import sample
-from attnlab.kernels.losses import Sums
+from attnlab.decode.cache import init_cache, make_decode_step
+from attnlab.decode.sampling import sample_tokens
+from attnlab.kernels.losses import LossSums
 from attnlab.models.language import LanguageModel
 from attnlab.models.recurrent import RecurrentSeq2Seq
 from attnlab.models.resnet import ResNet
@@ -26,7 +26,7 @@ from attnlab.models.transformer import TransformerSeq2Seq
 from attnlab.models.vision import VisionTransformer
 from attnlab.train import optimizer, run
 from attnlab.train.step import Hyperparameters, initial_state, make_update
-from tests.tiny import tiny_language
+from tests.tiny import tiny_language_config
 
 TOKENS, IMAGES = jnp.ones((2, 3), jnp.int32), jnp.ones((2, 8, 8, 3), jnp.float32)
 
@@ -89,17 +89,17 @@ OPTIMIZER = OptimizerConfig(weight_decay=0.1, learning_rate=0.1, schedule='rsqrt
 
 def trained(model, inputs):
     """The state before and after one step, as shapes."""
-    optimize = optimizer.build(OPTIMIZER)
+    optimize = optimizer.make_optimizer_factory(OPTIMIZER)
 
     def loss(params, batch, rng):
         output = model.apply({'params': params}, *batch)
         logits = output[0] if isinstance(output, tuple) else output
-        return Sums(jnp.sum(logits), jnp.float32(1.0), {})
+        return LossSums(jnp.sum(logits), jnp.float32(1.0), {})
 
     def both():
         init = lambda key: model.init(key, *inputs)['params']
         before = initial_state(init, optimize, 0, ema=0.9, scaled=True)
-        update = make_update(loss, optimize, optimizer.schedule(OPTIMIZER, 9, 2), ema=0.9)
+        update = make_update(loss, optimize, optimizer.make_schedule(OPTIMIZER, 9, 2), ema=0.9)
         given = Hyperparameters(jnp.uint32(0), jnp.float32(0.1), jnp.float32(0.1))
         return before, update(before, inputs, given)[0]
 
@@ -124,9 +124,11 @@ def test_with_64_bits_a_cache_has_the_same_types_after_every_token(name):
         params = jax.eval_shape(model.init, jax.random.key(0), TOKENS)['params']
 
         def both(params):
-            state = start(model, params, 2, 6)
-            sampled = sample(stepper(model, params), state, TOKENS[:, 0], rng=jax.random.key(0), limit=3)
-            return state, stepper(model, params)(state, TOKENS[:, 0])[0], sampled
+            state = init_cache(model, params, 2, 6)
+            sampled = sample_tokens(
+                make_decode_step(model, params), state, TOKENS[:, 0], rng=jax.random.key(0), limit=3
+            )
+            return state, make_decode_step(model, params)(state, TOKENS[:, 0])[0], sampled
 
         before, after, sampled = jax.eval_shape(both, params)
     assert jax.tree.map(lambda x: x.dtype, before) == jax.tree.map(lambda x: x.dtype, after)
@@ -158,7 +160,7 @@ def test_no_layer_is_missing_from_these_models():
 @pytest.mark.parametrize(('first', 'second'), [('1', '0'), ('0', '1')], ids=['trained with', 'trained without'])
 def test_a_run_trained_with_64_bits_is_scored_and_continued_without_and_the_reverse(tmp_path, first, second):
     """Learned positions, a ViT's and a convolution's kernels had 64 bits: 'checkpoint is damaged', exit code 2."""
-    tiny_language(tmp_path)
+    tiny_language_config(tmp_path)
     flags = ['model.layers=1', 'model.width=16', 'model.heads=2', 'model.context=16', 'model.mixer=convolution',
              'train.batch_size=4', 'train.duration=6 steps', 'train.eval_every=6 steps', 'train.mesh=data=1',
              'optimizer.warmup=2 steps', f'data.folder={tmp_path}']  # fmt: skip
@@ -172,4 +174,4 @@ def test_a_run_trained_with_64_bits_is_scored_and_continued_without_and_the_reve
         if command == ['eval']:
             scores[x64] = json.loads((tmp_path / 'run' / 'scores-valid.json').read_text())
     assert scores['1']['loss'] == pytest.approx(scores['0']['loss'], rel=1e-5)
-    assert {x.dtype.name for x in jax.tree.leaves(run.load(tmp_path / 'run').params)} == {'float32'}
+    assert {x.dtype.name for x in jax.tree.leaves(run.load_run(tmp_path / 'run').params)} == {'float32'}

@@ -11,10 +11,10 @@ import pytest
 
 from attnlab.configs import ResNetConfig, VitConfig
 from attnlab.kernels.patches import patchify, unpatchify
-from attnlab.kernels.positions import sinusoidal_2d
-from attnlab.kernels.rotary import rotary_2d
-from attnlab.layers.patches import AttentionPool, ConvolutionalTokens, PatchEmbedding, tokens_grid
-from attnlab.layers.positions import Rotary
+from attnlab.kernels.positions import sinusoidal_encoding_2d
+from attnlab.kernels.rotary import rotary_encoding_2d
+from attnlab.layers.patches import AttentionPooling, ConvolutionalTokenizer, PatchEmbedding, tokenizer_grid
+from attnlab.layers.positions import RotaryEncoding
 from attnlab.models.resnet import ResNet
 from attnlab.models.vision import VisionTransformer
 from tests.quick import QUICK
@@ -23,7 +23,7 @@ quick = partial(jax.jit, compiler_options=QUICK)
 
 IMAGE, PATCH, CLASSES, D = (8, 16), (4, 4), 5, 16
 ROWS, COLUMNS = 2, 4
-TURN = Rotary(100.0, grid=(ROWS, COLUMNS))
+TURN = RotaryEncoding(100.0, grid=(ROWS, COLUMNS))
 PLAIN = VitConfig(image=IMAGE, patch=PATCH, width=D, layers=2, heads=2, init=0.0, scaled_init=False)
 
 
@@ -98,7 +98,7 @@ def swapped(x):
 def test_a_transposed_image_is_swapped_halves_of_the_codes():
     """On a square grid, with the pixels of a patch transposed too; what is not square is the next test's."""
     made, images = model(image=(8, 8)), pictures(shape=(8, 8))
-    params, codes = started(made), sinusoidal_2d(2, 2, D)
+    params, codes = started(made), sinusoidal_encoding_2d(2, 2, D)
     kernel = params['embedding']['kernel']
     turned = {'embedding': params['embedding'] | {'kernel': kernel.swapaxes(0, 1)}, 'positions': {'table': codes}}
     halves = {'positions': {'table': swapped(codes)}}
@@ -119,7 +119,7 @@ def test_rows_and_columns_are_not_mixed_up(positions):
         codes = made.apply({'params': started(made)}, jnp.zeros((1, 8, D)), method='_placed')[0]
     else:
         codes = TURN.rotate(jnp.ones((1, 8, 1, H)))[0, :, 0]
-        np.testing.assert_allclose(codes, rotary_2d(jnp.ones((8, 1, H)), ROWS, COLUMNS)[:, 0], atol=1e-6)
+        np.testing.assert_allclose(codes, rotary_encoding_2d(jnp.ones((8, 1, H)), ROWS, COLUMNS)[:, 0], atol=1e-6)
     half = codes.shape[-1] // 2
     row, column = codes[:, :half].reshape(ROWS, COLUMNS, half), codes[:, half:].reshape(ROWS, COLUMNS, half)
     np.testing.assert_allclose(row, jnp.broadcast_to(row[:, :1], row.shape), atol=1e-6)
@@ -176,9 +176,9 @@ def test_every_register_and_every_pixel_matters():
 
 def test_the_tokenizer_halves_the_grid_and_uses_all_of_the_image():
     made = model(embedding='tokenizer', convolutions=2, channels=6, image=(9, 16), pool='attention')
-    assert made.grid == tokens_grid((9, 16), 2) == (3, 4)
+    assert made.grid == tokenizer_grid((9, 16), 2) == (3, 4)
     images = pictures(shape=(9, 16))
-    layer = ConvolutionalTokens((6,), D)
+    layer = ConvolutionalTokenizer((6,), D)
     params = quick(layer.init)(jax.random.key(0), images)
     tokens = quick(layer.apply)(params, images)
     assert tokens.shape == (2, 12, D) and 'bias' not in params['params']['convolution_0']
@@ -241,7 +241,7 @@ def test_an_image_of_another_size_is_refused():
 def test_attention_pooling_of_equal_scores_is_the_mean():
     x = pictures(2, (4, 1), D).reshape(2, 4, D)
     params = {'params': {'score': {'kernel': jnp.zeros((D, 1)), 'bias': jnp.zeros(1)}}}
-    np.testing.assert_allclose(AttentionPool().apply(params, x), x.mean(axis=1), atol=1e-6)
+    np.testing.assert_allclose(AttentionPooling().apply(params, x), x.mean(axis=1), atol=1e-6)
 
 
 def test_the_residual_network():

@@ -10,9 +10,9 @@ import pytest
 
 from attnlab.configs import LanguageModelConfig
 from attnlab.kernels.losses import cross_entropy
-from attnlab.kernels.masks import padding
-from attnlab.layers.block import Block
-from attnlab.layers.positions import NoPositions
+from attnlab.kernels.masks import padding_mask
+from attnlab.layers.block import TransformerBlock
+from attnlab.layers.positions import NoEncoding
 from attnlab.models.language import LanguageModel
 
 pytestmark = pytest.mark.peers
@@ -38,7 +38,7 @@ def both(mlp):
     tokens = np.random.default_rng(0).integers(0, V, (B, T + 1)).astype(np.int32)
     params = drawn(model.init, tokens[:, :-1])
     other = peer.LanguageModel(V, D, L, T, N, mlp)
-    peer.load(other, params)
+    peer.load_parameters(other, params)
     return model, params, other, tokens
 
 
@@ -50,9 +50,9 @@ LAYER = {
 
 def renamed(params):
     """A block's parameters or gradients under the names of `torch.nn.TransformerEncoderLayer`."""
-    from attnlab.bench.lm_torch import block_state
+    from attnlab.bench.lm_torch import block_state_dict
 
-    parts = ((*name.split('.'), np.asarray(x)) for name, x in block_state(params).items())
+    parts = ((*name.split('.'), np.asarray(x)) for name, x in block_state_dict(params).items())
     return {LAYER[layer] + kind: x for layer, kind, x in parts}
 
 
@@ -94,15 +94,15 @@ def test_values_and_gradients_are_those_of_torch(mlp):
 
 def test_the_logits_of_both_caches_are_those_of_torch_without():
     torch = pytest.importorskip('torch')
-    from attnlab.decode.cache import extend, start
+    from attnlab.decode.cache import extend_cache, init_cache
 
     model, params, other, tokens = both('gelu')
     tokens = tokens[:, :T]
     with torch.no_grad():
         expected = other(torch.from_numpy(tokens).long()).numpy()
-    ours, theirs = start(model, params, B, T), other.start(B)
+    ours, theirs = init_cache(model, params, B, T), other.start(B)
     for begin, end in ((0, 3), (3, 4), (4, 5), (5, 6)):
-        ours, logits = jax.jit(partial(extend, model))(params, ours, tokens[:, begin:end])
+        ours, logits = jax.jit(partial(extend_cache, model))(params, ours, tokens[:, begin:end])
         with torch.inference_mode():
             last = other(torch.from_numpy(tokens[:, begin:end]).long(), theirs, begin).numpy()
         assert_close(logits, expected[:, begin:end], f'ours from {begin}')
@@ -116,23 +116,23 @@ def test_greedy_decoding_says_what_torch_says():
 
     model, params, other, tokens = both('gelu')
     params['stack']['norm'] = {'scale': np.ones(D, np.float32), 'bias': np.zeros(D, np.float32)}  # or all is one word
-    peer.load(other, params)
+    peer.load_parameters(other, params)
     rows = prompt = tokens[:, :2]
     for _ in range(T - 2):
         with torch.no_grad():
             chosen = other(torch.from_numpy(rows).long())[:, -1].argmax(-1, keepdim=True)
         rows = np.concatenate([rows, chosen.numpy()], axis=1)
     assert len(np.unique(rows[:, 2:])) > 1
-    np.testing.assert_array_equal(peer.generate(other, prompt, T - 2), rows[:, 2:])
-    np.testing.assert_array_equal(lm.decoder(model, params, prompt, T - 2)(), rows[:, 2:])
+    np.testing.assert_array_equal(peer.generate_greedily(other, prompt, T - 2), rows[:, 2:])
+    np.testing.assert_array_equal(lm.greedy_decoder(model, params, prompt, T - 2)(), rows[:, 2:])
 
 
 @pytest.mark.parametrize('act', ['gelu', 'relu'])
 @pytest.mark.parametrize('order', ['pre', 'post'])
 def test_a_block_is_the_encoder_layer_of_torch(order, act):
     torch = pytest.importorskip('torch')
-    block = Block(dataclasses.replace(CONFIG, order=order, mlp=act), NoPositions())
-    mask = padding(keys=jnp.asarray(LENGTHS))
+    block = TransformerBlock(dataclasses.replace(CONFIG, order=order, mlp=act), NoEncoding())
+    mask = padding_mask(keys=jnp.asarray(LENGTHS))
     x, slope = np.random.default_rng(2).standard_normal((2, B, T, D)).astype(np.float32)
     real = np.arange(T) < LENGTHS[:, None]
     rest = dict(mask=mask, token_mask=None, deterministic=True)

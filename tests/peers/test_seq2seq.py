@@ -37,7 +37,7 @@ def both(*dimensions):
     random = np.random.default_rng(1)
     params = jax.tree.map(lambda x: (0.5 * random.standard_normal(x.shape)).astype(np.float32), shapes)
     other = peer.Seq2Seq(*VOCABULARIES, *dimensions, 0.0)
-    peer.load(other, params)
+    peer.load_parameters(other, params)
     return model, params, other
 
 

@@ -12,19 +12,19 @@ pytestmark = pytest.mark.peers
 def test_logits_and_every_gradient():
     from attnlab.bench import vit_torch as peer
 
-    sizes = vit.Sizes(side=8, width=16, layers=2, heads=2, mlp_width=24, classes=5, batch=3)
-    model, params, (images, labels) = vit.start(sizes)
+    sizes = vit.VitSizes(side=8, width=16, layers=2, heads=2, mlp_width=24, classes=5, batch=3)
+    model, params, (images, labels) = vit.create_vit(sizes)
     random = np.random.default_rng(3)
     params = jax.tree.map(lambda x: np.asarray(x + 0.3 * random.normal(size=x.shape), np.float32), params)
     other = peer.VisionTransformer(8, 4, 16, 2, 2, 24, 5)
-    peer.load(other, params)
-    pixels, targets = peer.tensors((images, labels))
+    peer.load_parameters(other, params)
+    pixels, targets = peer.to_tensors((images, labels))
     images, labels = jax.numpy.asarray(images), jax.numpy.asarray(labels)
     logits = jax.jit(lambda params: model.apply({'params': params}, images)[0])(params)
     np.testing.assert_allclose(logits, other(pixels).detach().numpy(), atol=2e-5)
 
     def mean(params):
-        sums = steps.loss_of(model)(params, (images, labels), jax.random.key(0))
+        sums = steps.model_loss(model)(params, (images, labels), jax.random.key(0))
         return sums.total / sums.weight
 
     loss, gradient = jax.jit(jax.value_and_grad(mean))(params)

@@ -58,7 +58,7 @@ def run(folder, scores=SCORES, samples=(SAMPLE,), arrays=()):
 
 def captioned(folder, caption):
     """Gives a run a picture of its evaluation."""
-    picture = heatmap.png(figures.curves({}))
+    picture = heatmap.render_png(figures.plot_training_curves({}))
     (folder / 'figures/eval-test').mkdir(parents=True)
     (folder / 'figures/eval-test/a.png').write_bytes(picture)
     (folder / 'figures/eval-test/pictures.json').write_text(json.dumps([{'file': 'a.png', 'caption': caption}]))

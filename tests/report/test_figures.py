@@ -21,14 +21,16 @@ def lines(axes):
 
 
 def test_curves_hold_the_records():
-    loss, bleu = figures.curves({'run': TRAIN + VALID + [{'step': 3, 'split': 'speed', 'loss': 9.0}]}).axes
+    loss, bleu = figures.plot_training_curves(
+        {'run': TRAIN + VALID + [{'step': 3, 'split': 'speed', 'loss': 9.0}]}
+    ).axes
     assert lines(loss) == {'training': [[1, 5], [2, 2.5], [3, 5 / 3], [4, 1.25]], 'validation': [[2, 3], [4, 2]]}
     assert lines(bleu) == {'validation': [[2, 10], [4, 20]]}
 
 
 def test_a_score_of_an_unknown_name_has_a_panel():
     own = [{**record, 'own': 0.5, 'perplexity': 9.0} for record in VALID]
-    panels = figures.curves({'run': TRAIN + own}).axes
+    panels = figures.plot_training_curves({'run': TRAIN + own}).axes
     assert [axes.get_title(loc='left') for axes in panels] == ['loss', 'validation BLEU', 'validation own']
     assert lines(panels[2]) == {'validation': [[2, 0.5], [4, 0.5]]}
 
@@ -36,12 +38,12 @@ def test_a_score_of_an_unknown_name_has_a_panel():
 def test_the_last_record_of_a_step_counts_and_steps_are_sorted():
     again = [{'step': 4, 'split': 'train', 'loss': 7.0}, {'step': 0, 'split': 'train', 'loss': 8.0},
              {'step': 5, 'split': 'train', 'loss': None}]
-    (loss,) = figures.curves({'run': TRAIN + again}).axes  # no BLEU, no panel for it
+    (loss,) = figures.plot_training_curves({'run': TRAIN + again}).axes  # no BLEU, no panel for it
     assert lines(loss)['training'] == [[0, 8], [1, 5], [2, 2.5], [3, 5 / 3], [4, 7]]
 
 
 def test_runs_beside_each_other_are_named():
-    loss, _ = figures.curves({'a': TRAIN + VALID, 'b': VALID}).axes
+    loss, _ = figures.plot_training_curves({'a': TRAIN + VALID, 'b': VALID}).axes
     assert list(lines(loss)) == ['a, training', 'a, validation', 'b, validation']
     colours = {line.get_label(): line.get_color() for line in loss.get_lines()}
     assert colours['a, training'] == colours['a, validation'] != colours['b, validation']
@@ -50,22 +52,22 @@ def test_runs_beside_each_other_are_named():
 @pytest.mark.parametrize('names', [['_a', '$a$'], [r'$\frac$', '$'], ['__', r'\$x$']])
 def test_any_name_of_a_run_is_shown_as_it_is(names):
     for picture, expected in (
-        (figures.curves({name: TRAIN for name in names}), [f'{name}, training' for name in names]),
-        (figures.by_length({name: BINS for name in names}), names),
+        (figures.plot_training_curves({name: TRAIN for name in names}), [f'{name}, training' for name in names]),
+        (figures.plot_bleu_by_length({name: BINS for name in names}), names),
     ):
-        heatmap.png(picture)  # mathematics that does not parse would raise
+        heatmap.render_png(picture)  # mathematics that does not parse would raise
         texts = picture.axes[0].get_legend().get_texts()
         assert [text.get_text() for text in texts] == expected
         assert not any(text.get_parse_math() for text in picture.findobj(Text))
 
 
 def test_no_records_give_an_empty_panel():
-    assert len(figures.curves({'run': []}).axes) == 1
+    assert len(figures.plot_training_curves({'run': []}).axes) == 1
 
 
 def test_bars_stand_at_their_bin():
     other = [{**BINS[0], 'bleu': 30.0}, {**BINS[1], 'bleu': None}]
-    axes = figures.by_length({'attention': BINS, 'fixed': other}).axes[0]
+    axes = figures.plot_bleu_by_length({'attention': BINS, 'fixed': other}).axes[0]
     heights = {bars.get_label(): {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in bars}
                for bars in axes.containers}
     assert heights == {'attention': {0: 50, 1: 40}, 'fixed': {0: 30}}
@@ -74,7 +76,7 @@ def test_bars_stand_at_their_bin():
 
 
 def test_a_png_is_small_and_keeps_its_colours():
-    data = heatmap.png(figures.by_length({'attention': BINS}))
+    data = heatmap.render_png(figures.plot_bleu_by_length({'attention': BINS}))
     with Image.open(io.BytesIO(data)) as picture:
         assert picture.format == 'PNG'
         assert len(data) < 40_000

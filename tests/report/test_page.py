@@ -22,7 +22,7 @@ def test_every_text_is_escaped(tmp_path):
     folder = run(tmp_path / 'a<script>', scores, [sample])
     (folder / 'config.json').write_text(json.dumps({'data': {'name': NASTY}, NASTY: NASTY}))
     captioned(folder, NASTY)
-    for path in (page.run_page(folder), page.compare(tmp_path / 'b.html', [folder])):
+    for path in (page.write_run_page(folder), page.write_comparison_page(tmp_path / 'b.html', [folder])):
         markup = path.read_text('utf-8')
         assert '<script' not in markup
         texts = outline(markup).texts
@@ -35,14 +35,14 @@ def test_every_text_is_escaped(tmp_path):
 
 
 def test_a_picture_is_shown_at_half_its_size():
-    data = heatmap.png(figures.curves({}))
-    found = html.picture(data, 'a "curve"')
+    data = heatmap.render_png(figures.plot_training_curves({}))
+    found = html.encode_picture(data, 'a "curve"')
     assert base64.b64decode(found.base64) == data
     assert (found.width, found.height) == tuple(int.from_bytes(data[at : at + 4], 'big') // 2 for at in (16, 20))
 
 
 def test_a_page_is_whole_and_asks_nothing_of_the_network(tmp_path):
-    markup = page.run_page(run(tmp_path / 'Œuvre <1>')).read_text('utf-8')
+    markup = page.write_run_page(run(tmp_path / 'Œuvre <1>')).read_text('utf-8')
     assert markup.startswith('<!doctype html>')
     assert '<meta charset="utf-8">' in markup
     assert 'viewport' in markup
@@ -56,7 +56,7 @@ def test_a_page_is_whole_and_asks_nothing_of_the_network(tmp_path):
 
 def test_a_score_of_an_unknown_name_has_a_row(tmp_path):
     scores = {'split': 'test', 'own_score': 0.25, 'images': 1200, 'unknown': None, 'loss': 1.5}
-    texts = outline(page.run_page(run(tmp_path / 'a', scores, [])).read_text('utf-8')).texts
+    texts = outline(page.write_run_page(run(tmp_path / 'a', scores, [])).read_text('utf-8')).texts
     at = texts.index('Scores')
     assert texts[at + 1 : at + 8] == ['value', 'Loss', '1.500', 'Own score', '0.250', 'Images', '1,200']
 
@@ -84,7 +84,7 @@ def test_every_text_stands_out_from_every_background(scheme):
 
 
 def test_a_run_becomes_a_page(tmp_path):
-    path = page.run_page(run(tmp_path / 'my-run'))
+    path = page.write_run_page(run(tmp_path / 'my-run'))
     assert path == tmp_path / 'my-run' / 'report.html'
     markup = path.read_text('utf-8')
     parser = outline(markup)
@@ -99,14 +99,14 @@ def test_a_run_becomes_a_page(tmp_path):
 
 
 def test_the_heat_map_is_that_of_the_sample(tmp_path):
-    from attnlab.data.alignments import Links
+    from attnlab.data.alignments import GoldLinks
 
-    gold = Links(frozenset([(1, 2), (2, 1)]), frozenset([(1, 2), (2, 1), (0, 0)]))
-    expected = heatmap.png(heatmap.figure(WEIGHTS, ROWS, COLUMNS, gold=gold))
-    nested = page.run_page(run(tmp_path / 'nested')).read_text('utf-8')
+    gold = GoldLinks(frozenset([(1, 2), (2, 1)]), frozenset([(1, 2), (2, 1), (0, 0)]))
+    expected = heatmap.render_png(heatmap.plot_heatmap(WEIGHTS, ROWS, COLUMNS, gold=gold))
+    nested = page.write_run_page(run(tmp_path / 'nested')).read_text('utf-8')
     samples = [{**SAMPLE, 'weights': 1}]
     folder = run(tmp_path / 'npz', samples=samples, arrays=[WEIGHTS[::-1], WEIGHTS])
-    indexed = page.run_page(folder).read_text('utf-8')
+    indexed = page.write_run_page(folder).read_text('utf-8')
     assert pictures(nested)[-1] == pictures(indexed)[-1] == expected
 
 
@@ -114,7 +114,7 @@ def test_a_run_without_samples_or_metrics_has_no_such_section(tmp_path):
     folder = run(tmp_path / 'a')
     (folder / 'samples/test.json').unlink()
     (folder / 'metrics.jsonl').unlink()
-    texts = outline(page.run_page(folder).read_text('utf-8')).texts
+    texts = outline(page.write_run_page(folder).read_text('utf-8')).texts
     assert 'Scores' in texts
     assert 'Alignments' not in texts
     assert 'Training' not in texts
@@ -123,31 +123,31 @@ def test_a_run_without_samples_or_metrics_has_no_such_section(tmp_path):
 def test_what_is_missing_or_broken_is_named(tmp_path):
     folder = run(tmp_path / 'a')
     with pytest.raises(UserError, match=r'scores-valid.json is missing.*attnlab eval'):
-        page.run_page(folder, 'valid')
+        page.write_run_page(folder, 'valid')
     (folder / 'scores-test.json').write_text('{')
     with pytest.raises(UserError, match=r'scores-test\.json is not JSON'):
-        page.run_page(folder)
+        page.write_run_page(folder)
     with pytest.raises(UserError, match=r'config.json is missing.*attnlab train'):
-        page.run_page(tmp_path / 'nowhere')
+        page.write_run_page(tmp_path / 'nowhere')
     (folder / 'scores-test.json').write_bytes(b'\xff')
     with pytest.raises(UserError, match=r'scores-test\.json is not JSON'):
-        page.run_page(folder)
+        page.write_run_page(folder)
 
 
 def test_lines_of_metrics_that_are_no_records_are_left_out(tmp_path, caplog):
     folder = run(tmp_path / 'a')
     path = folder / 'metrics.jsonl'
     path.write_bytes(b'\xff\xfe\n5\n' + path.read_bytes())
-    page.run_page(folder)
+    page.write_run_page(folder)
     assert caplog.messages == [f'{path}: left out 2 lines that are no records, the first is line 1']
 
 
 def test_a_page_stays_small_and_says_what_it_left_out(tmp_path, monkeypatch):
     samples = [{**SAMPLE, 'source': f'the red dress {index}'} for index in range(5)]
     folder = run(tmp_path / 'a', samples=samples)
-    one = len(pictures(page.run_page(folder).read_text('utf-8'))[-1])
-    monkeypatch.setattr(page, 'PICTURE_BYTES', 2 * one)
-    markup = page.run_page(folder).read_text('utf-8')
+    one = len(pictures(page.write_run_page(folder).read_text('utf-8'))[-1])
+    monkeypatch.setattr(page, 'MAX_PICTURE_BYTES', 2 * one)
+    markup = page.write_run_page(folder).read_text('utf-8')
     assert len(pictures(markup)) == 2 + 2
     assert '3 more samples in the run.' in markup
 
@@ -156,7 +156,7 @@ def test_runs_stand_beside_each_other(tmp_path):
     fixed = {'bleu': 24.0, 'parameters': 7, 'by_length': [{'from': 1, 'to': 10, 'sentences': 5, 'bleu': 20.0}]}
     other = {**SAMPLE, 'output': 'la robe', 'rows': ['la', 'robe', '</s>'], 'weights': None, 'gold': None}
     runs = [run(tmp_path / 'attention'), run(tmp_path / 'fixed', fixed, [other])]
-    markup = page.compare(tmp_path / 'both.html', runs).read_text('utf-8')
+    markup = page.write_comparison_page(tmp_path / 'both.html', runs).read_text('utf-8')
     texts = outline(markup).texts
     assert texts[0] == 'attention and fixed, test'
     row = texts.index('BLEU')
@@ -170,4 +170,4 @@ def test_runs_stand_beside_each_other(tmp_path):
 
 def test_runs_of_one_name_are_refused(tmp_path):
     with pytest.raises(UserError, match='different names'):
-        page.compare(tmp_path / 'a.html', [run(tmp_path / 'x' / 'a'), run(tmp_path / 'y' / 'a')])
+        page.write_comparison_page(tmp_path / 'a.html', [run(tmp_path / 'x' / 'a'), run(tmp_path / 'y' / 'a')])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attnlab.report.values import described, scale
+from attnlab.report.values import build_axis_scale, describe_values
 
 RATES = (1e-4, 1e-3, 1e-2)
 
@@ -24,28 +24,28 @@ RATES = (1e-4, 1e-3, 1e-2)
     (('$x$', 'y' * 50), 'category', ['$x$', 'y' * 39 + '…']),
 ])  # fmt: skip
 def test_an_axis_is_as_its_values_ask_for(values, kind, labels):
-    found = scale(values)
+    found = build_axis_scale(values)
     assert found.kind == kind
     assert [label for _, label in found.ticks] == labels
 
 
 def test_many_values_have_ticks_between_them():
     random = np.random.default_rng(0)
-    rates = scale([float(10**power) for power in random.uniform(-5, -1, 50)])
+    rates = build_axis_scale([float(10**power) for power in random.uniform(-5, -1, 50)])
     assert rates.kind == 'log' and [label for _, label in rates.ticks] == ['1e-5', '0.0001', '0.001', '0.01', '0.1']
-    even = scale([float(rate) for rate in random.uniform(0.001, 0.5, 50)])  # three decades, but not so drawn
+    even = build_axis_scale([float(rate) for rate in random.uniform(0.001, 0.5, 50)])  # three decades, but not so drawn
     assert even.kind == 'linear' and [label for _, label in even.ticks] == ['0.1', '0.2', '0.3', '0.4']
     assert rates.height(min(rates.places.values())) == 0.0 and rates.height(max(rates.places.values())) == 1.0
 
 
 def test_heights_are_even_by_factor_on_a_logarithmic_axis():
-    assert [scale(RATES).height(rate) for rate in RATES] == pytest.approx([0, 0.5, 1])
-    assert [scale((1, 2, 3)).height(value) for value in (1, 2, 3)] == [0, 0.5, 1]
-    assert scale((7,)).height(7) == 0.5
+    assert [build_axis_scale(RATES).height(rate) for rate in RATES] == pytest.approx([0, 0.5, 1])
+    assert [build_axis_scale((1, 2, 3)).height(value) for value in (1, 2, 3)] == [0, 0.5, 1]
+    assert build_axis_scale((7,)).height(7) == 0.5
 
 
 def test_values_are_told_as_the_command_line_takes_them():
-    told = described(
+    told = describe_values(
         {'rate': 0.00123456, 'tied': True, 'shape': (16, 8), 'warmup': '10 steps', 'none': None, 'e': 1e-7}
     )
     assert told == 'rate=0.001235, tied=true, shape=16,8, warmup=10 steps, none=None, e=1e-7'

@@ -11,11 +11,11 @@ from tests.sweeps.experiments import EXPERIMENT, LANGUAGE
 @pytest.fixture
 def experiment(tmp_path):
     """Writes an experiment file with these functions behind its config, and returns its path."""
-    from tests.tiny import TINY
+    from tests.tiny import TINY_GRAMMAR
 
     def write(functions):
         path = tmp_path / 'experiment.py'
-        path.write_text(EXPERIMENT.format(tiny=TINY) + functions)
+        path.write_text(EXPERIMENT.format(tiny=TINY_GRAMMAR) + functions)
         return str(path)
 
     return write
@@ -24,11 +24,11 @@ def experiment(tmp_path):
 @pytest.fixture
 def trainable(tmp_path):
     """As `experiment`, of what is quickly trained."""
-    from tests.tiny import LINES, STEPS, TRANSFORMER
+    from tests.tiny import LINES, TINY_TRAINING, TINY_TRANSFORMER
 
     def write(functions):
         (tmp_path / 'input.txt').write_text('\n'.join(LINES) + '\n')
-        fields = TRANSFORMER | STEPS | {'data.folder': str(tmp_path), 'train.save_every': '3 steps'}
+        fields = TINY_TRANSFORMER | TINY_TRAINING | {'data.folder': str(tmp_path), 'train.save_every': '3 steps'}
         path = tmp_path / 'experiment.py'
         path.write_text(LANGUAGE.format(fields=fields | {'train.eval_every': '10 steps'}) + functions)
         return str(path)

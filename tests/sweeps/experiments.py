@@ -8,7 +8,7 @@ from attnlab.sweeps import chained, grid, product, zipped
 TINY = {tiny!r}
 
 def get_config(arg=''):
-    config = configs.load('experiments/align/grammar_gru.py', list(TINY.items())).copy_and_resolve_references()
+    config = configs.load_experiment('experiments/align/grammar_gru.py', list(TINY.items())).copy_and_resolve_references()
     config.unlock()
     return config
 '''
@@ -21,7 +21,7 @@ from attnlab.sweeps import grid
 FIELDS = {fields!r}
 
 def get_config(arg=''):
-    config = configs.load('experiments/language/shakespeare_char.py', list(FIELDS.items()))
+    config = configs.load_experiment('experiments/language/shakespeare_char.py', list(FIELDS.items()))
     config = config.copy_and_resolve_references()
     config.unlock()
     return config

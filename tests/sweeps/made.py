@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnlab.configs import Section, config_dict, field, tree
+from attnlab.configs import Section, config_dict, config_to_json, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Task:
     Config = Config
 
 
-BASE = tree(config_dict(Config()))
+BASE = config_to_json(config_dict(Config()))
 DIVERGED = 'step 7: the loss is nan; the newest checkpoint is from step 5. Try a lower optimizer.learning_rate'
 
 

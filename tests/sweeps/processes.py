@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import attnlab
-from attnlab.sweeps import outcome
+from attnlab.sweeps import sweep_files
 from attnlab.train import metrics
 from tests.quick import QUICK
 
@@ -40,8 +40,8 @@ def said(process, limit=300):
 
 def runs(folder):
     """The records of every point's run, but for how fast it was."""
-    return {row.name: [record for record in metrics.read(row.run) if record['split'] != 'speed']
-            for row in outcome.read(folder).rows}  # fmt: skip
+    return {row.name: [record for record in metrics.read_metrics(row.run) if record['split'] != 'speed']
+            for row in sweep_files.read_sweep(folder).rows}  # fmt: skip
 
 
 def until(condition, limit=60):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnlab import cli
-from attnlab.sweeps import outcome
+from attnlab.sweeps import sweep_files
 from attnlab.train import metrics
 from tests.sweeps.experiments import TRAINED
 from tests.sweeps.processes import runs, said, sweep, until
@@ -23,14 +23,14 @@ def config(trainable):
 
 
 def rows(folder):
-    return {row.name: row for row in outcome.read(folder).rows}
+    return {row.name: row for row in sweep_files.read_sweep(folder).rows}
 
 
 def test_one_of_three_fails_and_the_others_finish(config, tmp_path):
     folder = tmp_path / 'sweep'
     code, text = said(sweep(config, folder, '--sweep=three', '--workers=2'))
     assert code == 1, text
-    found = outcome.read(folder)
+    found = sweep_files.read_sweep(folder)
     assert [row.status for row in found.rows] == ['done', 'failed', 'done']
     assert [row.name for row in found.rows] == [f'learning_rate={rate}' for rate in ('0.01', '1e+38', '0.02')]
     assert (found.metric, found.direction) == ('loss', 'min')
@@ -38,7 +38,7 @@ def test_one_of_three_fails_and_the_others_finish(config, tmp_path):
     assert failed.reason.startswith('step ') and 'the loss is' in failed.reason and failed.value is None
     assert 'Traceback' in (folder / 'points' / failed.name / 'log.txt').read_text()
     for row in (found.rows[0], found.rows[2]):
-        valid = [record for record in metrics.read(row.run) if record['split'] == 'valid']
+        valid = [record for record in metrics.read_metrics(row.run) if record['split'] == 'valid']
         assert row.value == min(record['loss'] for record in valid) and row.seconds > 0
         assert {'step': row.step, 'loss': row.value}.items() <= valid[row.step // 10 - 1].items()
         assert json.loads((row.run / 'config.json').read_text())['optimizer']['learning_rate'] == (
@@ -58,11 +58,11 @@ def test_stopped_it_saves_and_goes_on(config, tmp_path):
     process = sweep(config, folder, '--sweep=seeds', '--config.train.save_every=1000 steps', *LONG)
     run = folder / 'points' / 'seed=0' / 'run' / 'metrics.jsonl'
     until(lambda: run.exists() and '"step": 3,' in run.read_text())
-    assert [row.status for row in outcome.read(folder).rows] == ['running', 'waiting']
+    assert [row.status for row in sweep_files.read_sweep(folder).rows] == ['running', 'waiting']
     process.send_signal(signal.SIGTERM)
     code, text = said(process)
     assert code == 143, text
-    assert [row.status for row in outcome.read(folder).rows] == ['waiting', 'waiting']
+    assert [row.status for row in sweep_files.read_sweep(folder).rows] == ['waiting', 'waiting']
     steps = [int(path.name) for path in (run.parent / 'checkpoints').iterdir()]
     assert len(steps) == 1 and 3 <= steps[0] < 1000
     process = sweep(config, folder, '--sweep=seeds', '--config.train.save_every=1000 steps', *LONG)
@@ -86,7 +86,7 @@ def test_a_worker_and_the_master_killed(config, tmp_path):
     process.communicate()
     code, text = said(sweep(config, folder, '--sweep=seeds'))
     assert code == 0, text
-    assert [row.status for row in outcome.read(folder).rows] == ['done', 'done']
+    assert [row.status for row in sweep_files.read_sweep(folder).rows] == ['done', 'done']
     for records in runs(folder).values():
         assert [record['step'] for record in records if record['split'] == 'train'] == list(range(1, 21))
 
@@ -110,7 +110,7 @@ def test_two_that_start_at_once(config, tmp_path):
 def test_another_sweep_in_its_directory(config, tmp_path, capsys):
     folder = tmp_path / 'sweep'
     assert said(sweep(config, folder, '--sweep=seeds', '--index=1'))[0] == 0
-    assert not (folder / 'sweep.db').exists() and outcome.read(folder).rows[1].status == 'done'
+    assert not (folder / 'sweep.db').exists() and sweep_files.read_sweep(folder).rows[1].status == 'done'
     before = sorted(folder.rglob('*'))
 
     def refused(workdir, *flags):
@@ -139,5 +139,5 @@ def test_points_on_a_database(config, database, tmp_path):
     both = [sweep(config, folder, '--sweep=seeds', f'--storage={database}') for _ in range(2)]
     ends = [said(process) for process in both]
     assert [code for code, _ in ends] == [0, 0], ends
-    assert [row.status for row in outcome.read(folder).rows] == ['done'] * 2
+    assert [row.status for row in sweep_files.read_sweep(folder).rows] == ['done'] * 2
     assert not (folder / 'sweep.db').exists()

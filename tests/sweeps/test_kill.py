@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from attnlab.sweeps import outcome, storage
+from attnlab.sweeps import storage, sweep_files
 from tests.sweeps.processes import runs, said, sweep, until
 
 SWEEPS = "def sweep_eight(): return grid({'seed': range(4), 'optimizer.learning_rate': (0.01, 0.02)})"
@@ -64,14 +64,16 @@ def test_ten_kills(trainable, tmp_path):
             process = sweep(config, broken, *FLAGS, stdout=subprocess.DEVNULL)
     assert sum(killed.values()) == KILLS and min(killed.values()) > 1, killed
     assert process.wait() == 0 or said(sweep(config, broken, *FLAGS))[0] == 0
-    rows = outcome.read(broken).rows
+    rows = sweep_files.read_sweep(broken).rows
     assert [row.status for row in rows] == ['done'] * 8 and before.items() <= ended(broken).items()
     assert runs(broken) == runs(whole)
-    assert [(row.value, row.step) for row in rows] == [(row.value, row.step) for row in outcome.read(whole).rows]
+    assert [(row.value, row.step) for row in rows] == [
+        (row.value, row.step) for row in sweep_files.read_sweep(whole).rows
+    ]
     spec = json.loads((broken / 'sweep.json').read_text())
-    store = storage.connect(f'sqlite:///{broken}/sweep.db', spec['id'], 'max', broken / 'locks')
+    store = storage.open_claim_store(f'sqlite:///{broken}/sweep.db', spec['id'], 'max', broken / 'locks')
     states = [(trial.user_attrs['point'], trial.state) for trial in store.study.trials]
-    storage.close(store)
+    storage.close_claim_store(store)
     assert sorted(point for point, state in states if state is TrialState.COMPLETE) == list(range(8))
     lost = [point for point, state in states if state is TrialState.FAIL]
     assert len(lost) == len(states) - 8 and len(lost) >= 3

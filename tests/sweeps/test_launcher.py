@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from attnlab import cli
-from attnlab.sweeps import launcher, outcome
+from attnlab.sweeps import launcher, sweep_files
 from tests.sweeps.experiments import TRAINED
 from tests.sweeps.processes import said, sweep
 
@@ -40,14 +40,14 @@ def test_jobs_on_this_machine(trainable, tmp_path):
                     '--launcher_options=timeout_min=5')  # fmt: skip
     code, text = said(process)
     assert code == 0, text
-    assert [row.status for row in outcome.read(folder).rows] == ['done'] * 3
+    assert [row.status for row in sweep_files.read_sweep(folder).rows] == ['done'] * 3
     assert re.search(r'jobs \d+ \d+; their logs are in ', text)
 
 
 def test_the_batch_script(slurm, tmp_path):
     options = 'partition=gpu,timeout_min=90,gpus_per_node=1,cpus_per_task=8,slurm_qos=low,constraint=a100'
-    made = launcher.executor(tmp_path / 'jobs', 'slurm', launcher.options_of(options))
-    job = made.submit(launcher.Job(['sweep', '--workdir=a b', '--sweep=x', '--workers=1']))
+    made = launcher.create_executor(tmp_path / 'jobs', 'slurm', launcher.parse_launcher_options(options))
+    job = made.submit(launcher.WorkerJob(['sweep', '--workdir=a b', '--sweep=x', '--workers=1']))
     [script] = slurm.iterdir()
     lines = script.read_text().splitlines()
     assert lines[0] == '#!/bin/bash' and job.job_id == '1'
@@ -64,7 +64,7 @@ def test_the_batch_script(slurm, tmp_path):
 
 
 def test_a_job_goes_on_in_the_next_one():
-    job = launcher.Job(['sweep', '--sweep=x'])
+    job = launcher.WorkerJob(['sweep', '--sweep=x'])
     again = job.checkpoint()
     assert again.function is job and again.args == () and job.argv == ['sweep', '--sweep=x']
 
@@ -72,8 +72,8 @@ def test_a_job_goes_on_in_the_next_one():
 def test_a_jobs_command_line(monkeypatch, experiment, tmp_path):
     """That of the user, with one worker and no launcher."""
     submitted = []
-    monkeypatch.setattr(launcher, 'run', lambda *args: submitted.append(args))
-    monkeypatch.setattr(launcher, 'executor', lambda *args: None)
+    monkeypatch.setattr(launcher, 'run_jobs', lambda *args: submitted.append(args))
+    monkeypatch.setattr(launcher, 'create_executor', lambda *args: None)
     argv = ['sweep', f'--config={experiment(TRAINED)}', f'--workdir={tmp_path}/new', '--sweep=more', '--workers', '3',
             '--launcher', 'slurm', f'--storage=sqlite:///{tmp_path}/x.db', '--launcher_options=partition=a',
             '--config.model.hidden=16']  # fmt: skip
@@ -97,7 +97,7 @@ def test_a_signal_to_the_waiting_command_says_that_jobs_go_on(monkeypatch, exper
     class Executor:
         submit = staticmethod(lambda job: Job())
 
-    monkeypatch.setattr(launcher, 'executor', lambda *args: Executor)
+    monkeypatch.setattr(launcher, 'create_executor', lambda *args: Executor)
     argv = ['sweep', f'--config={experiment(TRAINED)}', f'--workdir={tmp_path}/new', '--sweep=more', '--launcher=local']
     assert cli.main(argv) == 130
     assert 'jobs that were submitted go on' in caplog.text

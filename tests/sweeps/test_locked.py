@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from attnlab.errors import RunError, Stopped
-from attnlab.sweeps import begin, board, database, outcome, points, storage, worker
+from attnlab.sweeps import database, points, progress, storage, sweep_directory, sweep_files, worker
 from tests.sweeps.experiments import SEARCHED
 from tests.sweeps.trainer import Trainer
 
@@ -18,7 +18,7 @@ FOLDERS = ['[x]*', 'a b', '~', '100%', 'a%20b', 'a?b=1', 'a#b', '{x}', 'ü', '\'
 @pytest.fixture
 def file(tmp_path):
     """An SQLite file with the tables of a sweep."""
-    storage.close(opened(tmp_path / 'claims.db'))
+    storage.close_claim_store(opened(tmp_path / 'claims.db'))
     return tmp_path / 'claims.db'
 
 
@@ -28,11 +28,11 @@ def hurried(monkeypatch):
 
 
 def opened(file, check=lambda: None):
-    return storage.connect(f'sqlite:///{file}', 'sweep', 'max', file.parent / 'locks', check=check)
+    return storage.open_claim_store(f'sqlite:///{file}', 'sweep', 'max', file.parent / 'locks', check=check)
 
 
 def taken(store):
-    return storage.take(store, range(1), lambda number: None, lambda number: 0)
+    return storage.claim_point(store, range(1), lambda number: None, lambda number: 0)
 
 
 def locked(file, seconds=None):
@@ -53,12 +53,12 @@ def test_a_locked_file_is_waited_for_and_said_so(file, caplog):
     locked(file, 0.4)
     claim = taken(store)
     locked(file, 0.4)
-    assert storage.beat(store, claim.trial)
+    assert storage.send_heartbeat(store, claim.trial)
     locked(file, 0.4)
-    storage.end(store, claim.trial, 'failed')
+    storage.release_claim(store, claim.trial, 'failed')
     claim.lock.close()
     assert caplog.messages == [f'{file} is locked by another process; waits for it'] * 4
-    storage.close(store)
+    storage.close_claim_store(store)
 
 
 def test_a_reader_holds_back_the_commit_alone(file, caplog):
@@ -70,17 +70,17 @@ def test_a_reader_holds_back_the_commit_alone(file, caplog):
     claim = taken(store)
     claim.lock.close()
     assert claim.point == 0 and 'is locked by another process' in caplog.text
-    storage.close(store)
+    storage.close_claim_store(store)
 
 
 def test_a_file_that_stays_locked_is_one_line(file, monkeypatch):
-    monkeypatch.setattr(database, 'LOCKED', 0.2)
+    monkeypatch.setattr(database, 'MAX_LOCK_WAIT', 0.2)
     store = opened(file)
     with closing(locked(file)):
-        for act in (lambda: opened(file), lambda: taken(store), lambda: storage.beat(store, 1)):
+        for act in (lambda: opened(file), lambda: taken(store), lambda: storage.send_heartbeat(store, 1)):
             with pytest.raises(RunError, match=r'claims.db has been locked by another process for \d s; the same comm'):
                 act()
-    storage.close(store)
+    storage.close_claim_store(store)
 
 
 def test_a_signal_ends_the_wait(file):
@@ -95,7 +95,7 @@ def test_a_signal_ends_the_wait(file):
         came.append(15)
         with pytest.raises(Stopped):
             taken(store)
-    storage.close(store)
+    storage.close_claim_store(store)
 
 
 def test_heartbeats_that_a_lock_held_back_come_before_a_claim_is_lost(file, monkeypatch):
@@ -109,21 +109,21 @@ def test_heartbeats_that_a_lock_held_back_come_before_a_claim_is_lost(file, monk
     other.storage.grace_period = 1
     time.sleep(1.1)
     locked(file, 0.4)
-    assert taken(other) is None and storage.beat(store, claim.trial)
-    assert taken(other) is None and storage.beat(store, claim.trial)
+    assert taken(other) is None and storage.send_heartbeat(store, claim.trial)
+    assert taken(other) is None and storage.send_heartbeat(store, claim.trial)
     for each in (store, other):
-        storage.close(each)
+        storage.close_claim_store(each)
 
 
 @pytest.mark.parametrize('name', FOLDERS)
 def test_a_folder_of_any_name_holds_its_database(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
-    database.check(f'sqlite:///{folder}/sweep.db')
+    database.check_database(f'sqlite:///{folder}/sweep.db')
     store = opened(folder / 'sweep.db')
     claim = taken(store)
     claim.lock.close()
-    storage.close(store)
+    storage.close_claim_store(store)
     assert sorted(path.name for path in folder.iterdir()) == ['locks', 'sweep.db']
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -131,10 +131,10 @@ def test_a_folder_of_any_name_holds_its_database(tmp_path, name):
 @pytest.mark.parametrize('at', ['draw', 'report', 'take', 'tell'])
 def test_a_database_that_fails_ends_the_worker_and_not_the_point(experiment, tmp_path, monkeypatch, at):
     config, trainer = experiment(SEARCHED), Trainer()
-    plan = points.plan(config, [], ['rate'], {'trials': 2, 'sampler': 'random'})
-    spec = begin.begin(tmp_path / 'sweep', plan)
-    work = lambda: worker.work(
-        board.Board(tmp_path / 'sweep', plan), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db'
+    plan = points.make_sweep_plan(config, [], ['rate'], {'trials': 2, 'sampler': 'random'})
+    spec = sweep_directory.ensure_sweep_directory(tmp_path / 'sweep', plan)
+    work = lambda: worker.run_points(
+        progress.SweepProgress(tmp_path / 'sweep', plan), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db'
     )
     monkeypatch.setattr(worker.run, 'train', trainer)
 
@@ -150,8 +150,8 @@ def test_a_database_that_fails_ends_the_worker_and_not_the_point(experiment, tmp
             patch.setattr(storage, at, fails)
         with pytest.raises(RunError, match=r'--storage=sqlite:.* fails: no such table: nowhere'):
             work()
-        assert [row.status for row in outcome.read(tmp_path / 'sweep').rows] == ['done'] * (at == 'tell') + [
+        assert [row.status for row in sweep_files.read_sweep(tmp_path / 'sweep').rows] == ['done'] * (at == 'tell') + [
             'waiting'
         ] * (at == 'report')
     work()
-    assert [row.status for row in outcome.read(tmp_path / 'sweep').rows] == ['done'] * 2
+    assert [row.status for row in sweep_files.read_sweep(tmp_path / 'sweep').rows] == ['done'] * 2

@@ -25,7 +25,7 @@ from tests.sweeps.processes import python
 ])  # fmt: skip
 def test_a_database_that_is_none(url, line):
     with pytest.raises(UserError) as caught:
-        database.check(url)
+        database.check_database(url)
     assert str(caught.value).startswith(line) and 'secret' not in str(caught.value)
 
 
@@ -34,8 +34,8 @@ def test_a_lock_is_free_once_its_holder_is_killed(tmp_path):
     program += 'held = storage.lock(Path(sys.argv[1])); print("held", flush=True); time.sleep(60)'
     holder = python('-c', program, tmp_path / 'lock', stdout=subprocess.PIPE)
     assert holder.stdout.readline() == 'held\n'
-    assert storage.lock(tmp_path / 'lock') is None
+    assert storage.lock_point_file(tmp_path / 'lock') is None
     os.kill(holder.pid, signal.SIGKILL)
     holder.communicate()
-    with storage.lock(tmp_path / 'lock'):
-        assert storage.lock(tmp_path / 'lock') is None
+    with storage.lock_point_file(tmp_path / 'lock'):
+        assert storage.lock_point_file(tmp_path / 'lock') is None

@@ -43,7 +43,7 @@ def test_a_signal_among_the_starts_ends_every_worker(started, tmp_path, at, numb
     workers, then = started
     then[at] = sends(number)
     with pytest.raises(Stopped) as caught:
-        master.run([], tmp_path, 2)
+        master.run_workers([], tmp_path, 2)
     assert caught.value.code == 128 + number
     assert [worker.poll() for worker in workers] == [-signal.SIGTERM] * 2
 
@@ -53,7 +53,7 @@ def test_a_signal_while_a_killed_worker_is_replaced_ends_the_new_one(started, tm
     then[1] = lambda: (workers[0].kill(), workers[0].wait())
     then[2] = sends(signal.SIGTERM)
     with pytest.raises(Stopped):
-        master.run([], tmp_path, 2)
+        master.run_workers([], tmp_path, 2)
     assert [worker.poll() for worker in workers] == [-signal.SIGKILL, -signal.SIGTERM, -signal.SIGTERM]
 
 
@@ -62,8 +62,8 @@ def test_a_signal_while_the_page_is_written_is_told_in_one_line(tmp_path, monkey
     from attnlab.sweeps import results
 
     folder = made.sweep(tmp_path / 'sweep', [made.point({'seed': 1}, value=1.0, metrics=[])])
-    monkeypatch.setattr(master, 'run', lambda *args: 0)
-    monkeypatch.setattr(results, 'report', lambda folder: (sends(number)(), time.sleep(5)))
+    monkeypatch.setattr(master, 'run_workers', lambda *args: 0)
+    monkeypatch.setattr(results, 'write_sweep_report', lambda folder: (sends(number)(), time.sleep(5)))
     argv = ['sweep', '--config=experiments/a.py', f'--workdir={folder}', '--sweep=rates']
     before = signal.getsignal(number)
     assert cli.main(argv) == 128 + number

@@ -13,7 +13,7 @@ from tests.sweeps.experiments import CHECKED
 @pytest.fixture
 def plan(experiment):
     config = experiment(CHECKED)
-    return lambda *names, overrides=(), **search: points.plan(config, overrides, names, search)
+    return lambda *names, overrides=(), **search: points.make_sweep_plan(config, overrides, names, search)
 
 
 def refused(plan, *names, **more):
@@ -103,13 +103,13 @@ def test_a_search(plan):
 
 
 def test_names_are_of_folders(tmp_path):
-    name = points.name_of({'a.start': 'runs/b', 'a.end': 'x y', 'z.end': 'é'})
+    name = points.point_name({'a.start': 'runs/b', 'a.end': 'x y', 'z.end': 'é'})
     assert name == 'a.start=runs%2fb,a.end=x%20y,z.end=%c3%a9'
-    assert points.name_of({'m.shape': (2, 3), 'm.bias': False, 'm.pool': None}) == 'shape=2x3,bias=false,pool=None'
-    assert points.name_of({}) == 'base'
-    assert points.name_of({'o.rate': 0.00123456789}, 7) == '0007,rate=0.001235'
-    long = [points.name_of({'m.text': 'x' * 500 + end}) for end in 'ab']
-    assert len(set(long)) == 2 and all(len(name) == points.LONGEST for name in long)
+    assert points.point_name({'m.shape': (2, 3), 'm.bias': False, 'm.pool': None}) == 'shape=2x3,bias=false,pool=None'
+    assert points.point_name({}) == 'base'
+    assert points.point_name({'o.rate': 0.00123456789}, 7) == '0007,rate=0.001235'
+    long = [points.point_name({'m.text': 'x' * 500 + end}) for end in 'ab']
+    assert len(set(long)) == 2 and all(len(name) == points.MAX_NAME_LENGTH for name in long)
     (tmp_path / long[0] / name).mkdir(parents=True)
 
 
@@ -120,4 +120,4 @@ def test_names_that_a_file_system_takes_for_the_same():
 
 def test_a_config_that_is_no_sweep_has_a_hint(experiment):
     with pytest.raises(UserError, match=r"has no sweep 'x'; it has neither sweep_NAME\(\) nor search_NAME\(trial\)"):
-        points.plan(experiment(''), [], ['x'], {})
+        points.make_sweep_plan(experiment(''), [], ['x'], {})

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from attnlab.sweeps import outcome
+from attnlab.sweeps import sweep_files
 from attnlab.train import metrics
 from tests.sweeps.experiments import LANGUAGE
 from tests.sweeps.processes import said, sweep
@@ -31,7 +31,7 @@ def test_a_point_starts_within_three_seconds(trainable, tmp_path):
     config = trainable(SWEEPS)
     code, text = said(sweep(config, tmp_path / 'sweep', '--sweep=ones'))
     assert code == 0, text
-    rows = outcome.read(tmp_path / 'sweep').rows
+    rows = sweep_files.read_sweep(tmp_path / 'sweep').rows
     took = [row.seconds for row in rows[1:]]
     print('seconds of a point of one step:', *took)
     assert max(took) < 3
@@ -64,9 +64,9 @@ def test_pruning_finds_the_same_winner_in_half_the_steps(tmp_path, shared):
         flags = ('--sweep=rate', '--trials=20', '--sampler=random', f'--pruner={pruner}', '--workers=2')
         code, text = said(sweep(config, tmp_path / pruner, *flags), 1800)
         assert code == 0, text
-        rows = outcome.read(tmp_path / pruner).rows
+        rows = sweep_files.read_sweep(tmp_path / pruner).rows
         done = [row for row in rows if row.status == 'done']
-        steps = sum(metrics.read(row.run)[-1]['step'] for row in rows)
+        steps = sum(metrics.read_metrics(row.run)[-1]['step'] for row in rows)
         found[pruner] = min(done, key=lambda row: row.value).number, steps, len(done)
     print('(winner, steps, done) by pruner:', found)
     assert found['asha'][0] == found['none'][0] and found['none'][1:] == (20 * 300, 20)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.sweeps import outcome, results, seeds
+from attnlab.sweeps import results, seeds, sweep_files
 from tests.sweeps import made
 from tests.sweeps.made import DIVERGED, point, train, valid
 
@@ -14,7 +14,7 @@ RATE, ORDER = 'optimizer.learning_rate', 'model.order'
 
 
 def read(folder, *points, **more):
-    return outcome.read(made.sweep(folder, points, **more))
+    return sweep_files.read_sweep(made.sweep(folder, points, **more))
 
 
 def every_status(folder, **more):
@@ -39,12 +39,12 @@ def seeded(folder, numbers, **more):
 
 
 def best_of(sweep):
-    groups = seeds.groups(sweep)
-    return None if (at := seeds.best(sweep, groups)) is None else groups[at].rows[0].number
+    groups = seeds.group_by_seed(sweep)
+    return None if (at := seeds.best_group_index(sweep, groups)) is None else groups[at].rows[0].number
 
 
 def test_a_csv_has_a_line_a_point_with_all_that_is_known_of_it(tmp_path):
-    path = results.write_table(every_status(tmp_path))
+    path = results.write_csv_table(every_status(tmp_path))
     assert path == tmp_path / 'table.csv'
     with path.open(newline='') as file:
         lines = list(csv.reader(file))
@@ -61,7 +61,7 @@ def test_a_csv_has_a_line_a_point_with_all_that_is_known_of_it(tmp_path):
 
 
 def test_the_screen_shows_every_point_its_reason_and_the_best(tmp_path, capsys):
-    results.show(every_status(tmp_path), width=160)
+    results.print_sweep(every_status(tmp_path), width=160)
     lines = [re.sub(r' +', ' ', line).strip() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == 'point status learning_rate order best loss step time reason'
     assert lines[1] == '0 done 0.001 a/b c 2.5000 30 1:01'
@@ -74,7 +74,7 @@ def test_the_screen_shows_every_point_its_reason_and_the_best(tmp_path, capsys):
 
 
 def test_seeds_are_one_row_with_mean_standard_error_and_number(tmp_path, capsys):
-    results.show(seeded(tmp_path, [1.0, 2.0, 6.0, 2.0, 2.5, 3.0], metric='bleu', direction='max'), width=160)
+    results.print_sweep(seeded(tmp_path, [1.0, 2.0, 6.0, 2.0, 2.5, 3.0], metric='bleu', direction='max'), width=160)
     lines = [re.sub(r' +', ' ', line).strip() for line in capsys.readouterr().out.splitlines()]
     # 1, 2, 6: mean 3, deviation sqrt((4 + 1 + 9) / 2) = sqrt(7), divided by sqrt(3): 1.5275.
     assert 'a 3.0000 1.5275 3 of 3' in lines
@@ -84,7 +84,7 @@ def test_seeds_are_one_row_with_mean_standard_error_and_number(tmp_path, capsys)
 
 def test_text_of_a_user_is_no_markup(tmp_path, capsys):
     sweep = read(tmp_path, point({ORDER: '[bold]x'}, 'failed', reason='[red]no'), point({ORDER: '[/]'}, value=1.0))
-    results.show(sweep, width=120)
+    results.print_sweep(sweep, width=120)
     said = capsys.readouterr().out
     assert '[bold]x' in said and '[red]no' in said and '[/]' in said
 
@@ -96,22 +96,22 @@ def test_names_of_any_characters_are_shown_as_they_are(tmp_path, capsys):
     """On the screen and the page what would end a line or command a terminal is escaped; the CSV has it as it is."""
     sweep = read(tmp_path, *(point({ORDER: name, 'seed': seed}, value=1.0 + at + seed, metrics=[])
                              for at, name in enumerate(NAMES) for seed in (0, 1)))  # fmt: skip
-    results.show(sweep, width=100)
+    results.print_sweep(sweep, width=100)
     said = capsys.readouterr().out
     escaped = [name.replace('\n', '\\n').replace('\x1b', '\\x1b') for name in NAMES]
     assert '\x1b' not in said and '…' not in said and said.count('x') >= 1000
     assert all(re.search(rf'(?m)(^|\s){re.escape(name)}(\s|$)', said) for name in escaped[:-1])
     assert re.search(r'best loss: .*, order=_a\n', said)
-    with results.write_table(sweep).open(newline='') as file:
+    with results.write_csv_table(sweep).open(newline='') as file:
         assert [line[2] for line in csv.reader(file)][1::2] == NAMES
-    _, rows = results.page.points(results.compared(sweep))
+    _, rows = results.page.points(results.comparison_data(sweep))
     assert [row[2] for row in rows][1::2] == escaped
 
 
 def test_where_there_is_no_terminal_nothing_is_cut_off(tmp_path, capsys):
     long = {f'model.a_key_with_a_long_name_{at}': (0, 1) for at in range(5)}
     points = [point({key: values[at] for key, values in long.items()}, value=1.0) for at in (0, 1)]
-    results.show(read(tmp_path, *points))
+    results.print_sweep(read(tmp_path, *points))
     said = capsys.readouterr().out
     assert '…' not in said
     assert len([line for line in said.splitlines() if line.strip()]) == 4
@@ -142,14 +142,14 @@ def test_what_is_pruned_or_has_no_score_is_not_the_best(tmp_path):
 def test_a_sweep_that_has_not_begun_has_a_table_and_no_best(tmp_path, capsys):
     sweep = read(tmp_path, point({RATE: 0.1}, 'waiting'), point({RATE: 0.2}, 'waiting'))
     assert best_of(sweep) is None
-    results.show(sweep)
+    results.print_sweep(sweep)
     assert 'best score' in capsys.readouterr().out
-    assert results.write_table(sweep).read_text().splitlines()[1:] == ['0,waiting,0.1,,,,', '1,waiting,0.2,,,,']
+    assert results.write_csv_table(sweep).read_text().splitlines()[1:] == ['0,waiting,0.1,,,,', '1,waiting,0.2,,,,']
 
 
 def test_only_what_varies_is_shown_and_a_type_is_a_difference(tmp_path):
     sweep = read(tmp_path, point({ORDER: 'pre', 'a': 1, 'b': True}), point({ORDER: 'pre', 'a': 1.0, 'b': True}))
-    assert [list(each) for each in seeds.values(sweep).values()] == [['a'], ['a']]
+    assert [list(each) for each in seeds.varied_values(sweep).values()] == [['a'], ['a']]
 
 
 def test_what_a_point_does_not_override_is_what_its_config_says(tmp_path):
@@ -161,37 +161,37 @@ def test_what_a_point_does_not_override_is_what_its_config_says(tmp_path):
         point({'model.layers': 4}, value=4.0, metrics=[]),
         point({'model.layers': 8}, 'waiting'),
     )
-    assert list(seeds.values(sweep).values()) == [
+    assert list(seeds.varied_values(sweep).values()) == [
         {'model.layers': 4, 'seed': 1, ORDER: 'pre'}, {'model.layers': 2, 'seed': 0, ORDER: 'post'},
         {'model.layers': 4, 'seed': 0, ORDER: 'pre'}, {'model.layers': 8, 'seed': None, ORDER: None},
     ]  # fmt: skip
-    assert results.write_table(sweep).read_text().splitlines()[4] == '3,waiting,8,,,,,,'
-    groups = seeds.groups(sweep)
+    assert results.write_csv_table(sweep).read_text().splitlines()[4] == '3,waiting,8,,,,,,'
+    groups = seeds.group_by_seed(sweep)
     assert [[row.number for row in group.rows] for group in groups] == [[0, 2], [1], [3]]
     assert [group.mean for group in groups] == [3.0, 1.0, None]
 
 
 def test_last_parts_of_keys_name_them_where_these_are_their_own():
-    assert seeds.named({'a.b.c': 1, 'a.d': 2}) == {'c': 1, 'd': 2}
-    assert seeds.named({'a.c': 1, 'b.c': 2, 'b.d': 3}) == {'a.c': 1, 'b.c': 2, 'd': 3}
+    assert seeds.shorten_keys({'a.b.c': 1, 'a.d': 2}) == {'c': 1, 'd': 2}
+    assert seeds.shorten_keys({'a.c': 1, 'b.c': 2, 'b.d': 3}) == {'a.c': 1, 'b.c': 2, 'd': 3}
 
 
 def test_values_are_written_as_the_command_line_takes_them(tmp_path):
     sweep = read(tmp_path, point({'a': [16, 8], 'b': True, 'c': 0.1 + 0.2}), point({'a': [1], 'b': False, 'c': 1.0}))
-    lines = results.write_table(sweep).read_text().splitlines()
+    lines = results.write_csv_table(sweep).read_text().splitlines()
     assert lines[1].startswith('0,done,"16,8",true,0.30000000000000004,')
     assert lines[2].startswith('1,done,1,false,1.0,')
 
 
 def test_a_directory_without_a_sweep_is_refused(tmp_path):
     with pytest.raises(UserError, match='holds no sweep'):
-        results.report(tmp_path)
+        results.write_sweep_report(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_page_is_of_the_directory_as_it_stands(tmp_path):
     every_status(tmp_path / 'my sweep', overrides=[['train.duration', '30 steps']], names=['rates', 'orders'])
-    path = results.report(tmp_path / 'my sweep')
+    path = results.write_sweep_report(tmp_path / 'my sweep')
     assert path == tmp_path / 'my sweep' / 'report.html'
     markup = path.read_text('utf-8')
     for text in ('<h1>my sweep</h1>', 'experiments/a.py · rates, orders · train.duration=30 steps',
@@ -203,13 +203,13 @@ def test_the_page_is_of_the_directory_as_it_stands(tmp_path):
 def test_a_sweep_of_rates_of_which_none_has_a_loss_has_a_page(tmp_path):
     failed = [point({RATE: rate}, 'failed', reason='no such file') for rate in (0.1, 0.2)]
     read(tmp_path, *failed, point({}, 'failed', reason='ZeroDivisionError'), point({RATE: 0.3}, 'waiting'))
-    assert results.report(tmp_path).exists()
+    assert results.write_sweep_report(tmp_path).exists()
 
 
 def test_the_numbers_of_the_page_are_those_of_the_runs(tmp_path):
     records = [*train(4.0, 3.0), valid(2, loss=2.5)]
     sweep = read(tmp_path, point({RATE: 0.1}, value=2.5, step=2, metrics=records), point({RATE: 0.2}))
-    data = results.plain(sweep)
+    data = results.page_data(sweep)
     assert data['records'] == {0: records, 1: []}
     assert data['keys'] == {RATE: 'learning_rate'}
     assert data['winner']['number'] == 0

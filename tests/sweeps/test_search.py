@@ -6,7 +6,7 @@ import json
 import pytest
 
 from attnlab.errors import RunError, UserError
-from attnlab.sweeps import begin, board, outcome, points, results, seeds, winner, worker
+from attnlab.sweeps import points, progress, results, seeds, sweep_directory, sweep_files, winner, worker
 from tests.sweeps import made
 from tests.sweeps.trainer import Trainer, fails
 
@@ -41,10 +41,10 @@ def search(experiment, tmp_path):
     """Runs the search of this text in a directory, which may hold one already; returns the sweep."""
 
     def run(text, trials=6, folder=tmp_path / 'sweep'):
-        plan = points.plan(experiment(text), [], ['space'], {'trials': trials, 'sampler': 'random'})
-        spec = begin.begin(folder, plan)
-        worker.work(board.Board(folder, plan), spec['id'], f'sqlite:///{folder}/sweep.db')
-        return outcome.read(folder)
+        plan = points.make_sweep_plan(experiment(text), [], ['space'], {'trials': trials, 'sampler': 'random'})
+        spec = sweep_directory.ensure_sweep_directory(folder, plan)
+        worker.run_points(progress.SweepProgress(folder, plan), spec['id'], f'sqlite:///{folder}/sweep.db')
+        return sweep_files.read_sweep(folder)
 
     return run
 
@@ -54,26 +54,26 @@ def test_a_config_that_is_drawn_again_is_trained_and_counted_once(search, traine
     drawn = [row.overrides['model.attention'] for row in sweep.rows]
     assert sorted(set(drawn)) == ['additive', 'dot'] and len(trainer.ran) == 2  # else draw with another seed
     assert [row.value for row in sweep.rows] == [40.0 if kind == 'dot' else 30.0 for kind in drawn]
-    groups = seeds.groups(sweep)
+    groups = seeds.group_by_seed(sweep)
     assert [(len(group.done), len(group.rows), group.error) for group in groups] == [(1, 1, None)] * 2
     first = [drawn.index(kind) for kind in drawn]
     notes = ['' if at == one else f'not trained: its config is that of point {one}, counted once'
              for at, one in enumerate(first)]  # fmt: skip
-    with results.write_table(sweep).open(newline='') as file:
+    with results.write_csv_table(sweep).open(newline='') as file:
         assert [line[-1] for line in csv.reader(file)][1:] == notes
-    results.show(sweep, width=160)
+    results.print_sweep(sweep, width=160)
     said = capsys.readouterr().out
     assert 'standard error' not in said and 'best bleu: 40.0000, attention=dot' in said
-    page = results.report(tmp_path / 'sweep').read_text()
+    page = results.write_sweep_report(tmp_path / 'sweep').read_text()
     assert all(note in said and note in page for note in notes) and 'standard error' not in page
-    assert winner.write(sweep, tmp_path / 'best.py').number == drawn.index('dot')
+    assert winner.write_best_config(sweep, tmp_path / 'best.py').number == drawn.index('dot')
 
 
 def test_a_config_that_failed_is_trained_again_where_it_is_drawn_again(search, trainer):
     trainer.otherwise = {0: fails(RunError('no'))}
     sweep = search(FEW)
     assert len(trainer.ran) == 3 and sweep.rows[0].status == 'failed'
-    [group] = [each for each in seeds.groups(sweep) if each.values == {'model.attention': sweep.rows[0].overrides[
+    [group] = [each for each in seeds.group_by_seed(sweep) if each.values == {'model.attention': sweep.rows[0].overrides[
         'model.attention']}]  # fmt: skip
     assert [row.status for row in group.rows] == ['done']
 
@@ -81,14 +81,14 @@ def test_a_config_that_failed_is_trained_again_where_it_is_drawn_again(search, t
 def test_points_trained_at_once_with_one_config_are_counted_once(tmp_path):
     """As of two workers, which draw it before either has ended."""
     rate = 'optimizer.learning_rate'
-    sweep = outcome.read(made.sweep(tmp_path, [
+    sweep = sweep_files.read_sweep(made.sweep(tmp_path, [
         made.point({rate: 0.1, 'seed': 1}, value=2.0, metrics=[]), made.point({rate: 0.1, 'seed': 1}, 'running'),
         made.point({rate: 0.1, 'seed': 2}, value=3.0), made.point({rate: 0.1, 'seed': 1}, value=2.0, metrics=[]),
         made.point({rate: 0.2, 'seed': 1}, 'failed', reason='no'), made.point({rate: 0.2, 'seed': 1}, value=1.0),
         made.point({}, 'failed', reason='no'), made.point({}, 'failed', reason='no'),
     ]))  # fmt: skip
-    assert seeds.copies(sweep) == {1: 0, 3: 0, 4: 5}
-    assert [(group.mean, len(group.done), len(group.rows)) for group in seeds.groups(sweep)] == [
+    assert seeds.find_duplicates(sweep) == {1: 0, 3: 0, 4: 5}
+    assert [(group.mean, len(group.done), len(group.rows)) for group in seeds.group_by_seed(sweep)] == [
         (2.5, 2, 2), (1.0, 1, 1), (None, 0, 2),
     ]  # fmt: skip
 
@@ -148,13 +148,15 @@ def test_choices_that_vary_from_point_to_point_name_the_parameter(search, traine
 ])  # fmt: skip
 def test_points_of_a_sweep_that_changed_are_refused_by_name(experiment, tmp_path, old, new, said):
     text = "def sweep_two(): return grid({'model.hidden': (8,), 'seed': range(2)})"
-    begin.begin(tmp_path / 'sweep', points.plan(experiment(text), [], ['two'], {}))
-    plan = points.plan(experiment(text.replace(old, new)), [], ['two'], {})
+    sweep_directory.ensure_sweep_directory(
+        tmp_path / 'sweep', points.make_sweep_plan(experiment(text), [], ['two'], {})
+    )
+    plan = points.make_sweep_plan(experiment(text.replace(old, new)), [], ['two'], {})
     with pytest.raises(UserError) as caught:
-        begin.begin(tmp_path / 'sweep', plan)
+        sweep_directory.ensure_sweep_directory(tmp_path / 'sweep', plan)
     assert said in str(caught.value)
 
 
 def test_points_of_one_name_that_set_another_field_are_told_apart():
     one, other = ([{'number': 0, 'name': 'rate=1', 'overrides': {key: 1}}] for key in ('a.rate', 'b.rate'))
-    assert begin._differing(one, other) == 'point 0 is a.rate=1 here and b.rate=1 there'
+    assert sweep_directory._differing(one, other) == 'point 0 is a.rate=1 here and b.rate=1 there'

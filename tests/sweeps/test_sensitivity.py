@@ -3,17 +3,19 @@
 import numpy as np
 import pytest
 
-from attnlab.sweeps import outcome, seeds, sensitivity
+from attnlab.sweeps import seeds, sensitivity, sweep_files
 from attnlab.train import metrics
 from tests.sweeps import made
 from tests.sweeps.made import DIVERGED, point, train, valid
 
-RATE, ORDER = sensitivity.RATE, 'model.order'
+RATE, ORDER = sensitivity.LEARNING_RATE_KEY, 'model.order'
 
 
 def lines(folder, *points):
-    sweep = outcome.read(made.sweep(folder, points))
-    return sensitivity.lines(seeds.groups(sweep), {row.number: metrics.read(row.run) for row in sweep.rows})
+    sweep = sweep_files.read_sweep(made.sweep(folder, points))
+    return sensitivity.sensitivity_lines(
+        seeds.group_by_seed(sweep), {row.number: metrics.read_metrics(row.run) for row in sweep.rows}
+    )
 
 
 def run(rate, final, start=4.0, before=0.5, **more):

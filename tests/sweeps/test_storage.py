@@ -9,7 +9,7 @@ import pytest
 from optuna.trial import TrialState
 
 from attnlab.sweeps import storage
-from attnlab.sweeps.outcome import Outcome
+from attnlab.sweeps.sweep_files import Outcome
 from tests.sweeps.processes import python, said
 
 DONE = Outcome('done', 'bleu', 'max', 1.0, 3, 0.1)
@@ -19,13 +19,13 @@ TAKER = """
 import sys, time
 from pathlib import Path
 from attnlab.sweeps import storage
-from attnlab.sweeps.outcome import Outcome
+from attnlab.sweeps.sweep_files import Outcome
 
 url, folder, count, lasts = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-store = storage.connect(url, 'sweep', 'max', folder / 'locks')
+store = storage.open_claim_store(url, 'sweep', 'max', folder / 'locks')
 done = lambda point: Outcome('done', 'bleu', 'max', 1.0, 3, 0.1) if (folder / f'{point}.done').exists() else None
 while not all(map(done, range(count))):
-    claim = storage.take(store, range(count), done, lambda point: 0)
+    claim = storage.claim_point(store, range(count), done, lambda point: 0)
     if claim is None:
         time.sleep(0.05)
         continue
@@ -35,7 +35,7 @@ while not all(map(done, range(count))):
             time.sleep(lasts)
         (folder / f'{claim.point}.done').open('x').close()
         began.unlink()
-        storage.tell(store, claim.trial, done(claim.point))
+        storage.finish_claim(store, claim.trial, done(claim.point))
 """
 
 
@@ -44,7 +44,7 @@ def takers(url, folder, points, lasts, count=4):
 
 
 def opened(url, folder, name='sweep'):
-    store = storage.connect(url, name, 'max', folder / 'locks')
+    store = storage.open_claim_store(url, name, 'max', folder / 'locks')
     STORES.append(store)
     return store
 
@@ -63,11 +63,11 @@ def released(database):
     while CLAIMS:
         CLAIMS.pop().lock.close()
     while STORES:
-        storage.close(STORES.pop())
+        storage.close_claim_store(STORES.pop())
 
 
 def taken(store, points=1, outcomes=None, step=0):
-    claim = storage.take(store, range(points), (outcomes or {}).get, lambda point: step)
+    claim = storage.claim_point(store, range(points), (outcomes or {}).get, lambda point: step)
     CLAIMS.extend([claim] if claim else [])
     return claim
 
@@ -101,7 +101,7 @@ def test_kills_with_no_step_in_between_are_counted(database, tmp_path):
         assert claim.kills == kills if step == 0 else claim.kills == kills - 3
         claim.lock.close()  # as it is where its holder is dead
     claim = taken(store, step=7)
-    storage.end(store, claim.trial, 'stopped')
+    storage.release_claim(store, claim.trial, 'stopped')
     claim.lock.close()
     claim = taken(store, step=7)
     assert claim.kills == 0
@@ -117,7 +117,11 @@ def test_of_another_machine_heartbeats_tell(database, tmp_path, monkeypatch):
         store.storage.grace_period = 1
         time.sleep(2.5)
         again = taken(store)
-    assert again.point == 0 and not storage.beat(store, claim.trial) and storage.beat(store, again.trial)
+    assert (
+        again.point == 0
+        and not storage.send_heartbeat(store, claim.trial)
+        and storage.send_heartbeat(store, again.trial)
+    )
 
 
 def test_killed_before_anyone_knew_its_name(database, tmp_path, monkeypatch):
@@ -155,7 +159,7 @@ def test_two_trials_of_a_point_run_once(database, tmp_path, monkeypatch):
         patch.setattr(socket, 'gethostname', lambda: 'elsewhere')
         assert taken(opened(database, tmp_path / 'elsewhere')) is None
     assert [state for _, state in states(store)] == [TrialState.RUNNING, TrialState.FAIL]
-    storage.tell(store, claim.trial, DONE)
+    storage.finish_claim(store, claim.trial, DONE)
 
 
 def test_sweeps_share_a_database(database, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from attnlab import configs
 from attnlab.errors import UserError
-from attnlab.sweeps import outcome, winner
+from attnlab.sweeps import sweep_files, winner
 from tests.sweeps import made
 from tests.sweeps.made import point
 
@@ -12,7 +12,7 @@ RATE = 'optimizer.learning_rate'
 
 
 def write(folder, points, path, **more):
-    return winner.write(outcome.read(made.sweep(folder / 'sweep', points, **more)), path)
+    return winner.write_best_config(sweep_files.read_sweep(made.sweep(folder / 'sweep', points, **more)), path)
 
 
 def test_it_loads_as_exactly_the_config_of_the_best_point(tmp_path):
@@ -20,11 +20,11 @@ def test_it_loads_as_exactly_the_config_of_the_best_point(tmp_path):
               for rate, note, value in ((1e-05, 'x', 2.0), (3e-4, 'y', 1.0), (0.1, 'z', 3.0))]  # fmt: skip
     row = write(tmp_path, points, tmp_path / 'best.py')
     assert row.number == 1
-    found = configs.load(str(tmp_path / 'best.py'))
-    configs.check_same(found, configs.read(row.run / 'config.json'))
+    found = configs.load_experiment(str(tmp_path / 'best.py'))
+    configs.check_same_config(found, configs.load_config(row.run / 'config.json'))
     assert (found.optimizer.learning_rate, found.data.note) == (3e-4, 'y')
     assert found.is_locked
-    configs.load(str(tmp_path / 'best.py'), [(RATE, '1')])  # its fields have their types
+    configs.load_experiment(str(tmp_path / 'best.py'), [(RATE, '1')])  # its fields have their types
 
 
 @pytest.mark.parametrize('overrides', [
@@ -34,7 +34,9 @@ def test_it_loads_as_exactly_the_config_of_the_best_point(tmp_path):
 ])  # fmt: skip
 def test_every_kind_of_value_comes_back_as_it_was(tmp_path, overrides):
     row = write(tmp_path, [point(overrides, value=1.0, metrics=[])], tmp_path / 'best.py')
-    configs.check_same(configs.load(str(tmp_path / 'best.py')), configs.read(row.run / 'config.json'))
+    configs.check_same_config(
+        configs.load_experiment(str(tmp_path / 'best.py')), configs.load_config(row.run / 'config.json')
+    )
 
 
 def test_it_reads_as_an_experiment(tmp_path, monkeypatch):
@@ -85,13 +87,13 @@ def get_config(arg: str = '') -> ConfigDict:
 '''
     )
     with pytest.raises(UserError, match="the argument is 'x'; expected ''"):
-        configs.load('best.py:x')
+        configs.load_experiment('best.py:x')
 
 
 def test_of_the_best_seeds_it_is_the_first_and_not_the_luckiest(tmp_path):
     points = [point({RATE: 0.1, 'seed': seed}, value=value, metrics=[]) for seed, value in enumerate((2.0, 1.0, 3.0))]
     assert write(tmp_path, points, tmp_path / 'best.py').number == 0
-    assert configs.load(str(tmp_path / 'best.py')).seed == 0
+    assert configs.load_experiment(str(tmp_path / 'best.py')).seed == 0
 
 
 def test_what_cannot_be_written_is_refused_and_nothing_is(tmp_path):
@@ -112,4 +114,4 @@ def test_what_cannot_be_written_is_refused_and_nothing_is(tmp_path):
 def test_an_experiment_with_an_argument_is_named_whole(tmp_path):
     write(tmp_path, [point({'seed': 3}, value=1.0, metrics=[])], tmp_path / 'best.py', config='e.py:a"""b\\')
     assert "e.py:a'''b\\\\" in (tmp_path / 'best.py').read_text()
-    configs.load(str(tmp_path / 'best.py'))
+    configs.load_experiment(str(tmp_path / 'best.py'))

@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from attnlab.errors import Diverged, RunError, Stopped, UserError
-from attnlab.sweeps import begin, board, outcome, points, storage, worker
+from attnlab.sweeps import points, progress, storage, sweep_directory, sweep_files, worker
 from attnlab.train import loop
-from attnlab.train.signals import wishes
+from attnlab.train.signals import catch_stop_signals
 from tests.sweeps.experiments import SEARCHED
 from tests.sweeps.trainer import EVALUATIONS, Trainer, fails
 
@@ -34,13 +34,13 @@ def sweep(experiment, tmp_path):
     config = experiment(SEARCHED + SOMETIMES)
 
     def begun(name, folder='sweep', **search):
-        plan = points.plan(config, [], [name], search)
-        spec = begin.begin(tmp_path / folder, plan)
+        plan = points.make_sweep_plan(config, [], [name], search)
+        spec = sweep_directory.ensure_sweep_directory(tmp_path / folder, plan)
 
         def run():
             url = f'sqlite:///{tmp_path}/{folder}/sweep.db'
-            worker.work(board.Board(tmp_path / folder, plan), spec['id'], url)
-            return outcome.read(tmp_path / folder).rows
+            worker.run_points(progress.SweepProgress(tmp_path / folder, plan), spec['id'], url)
+            return sweep_files.read_sweep(tmp_path / folder).rows
 
         return run
 
@@ -51,7 +51,7 @@ def in_the_last_step(number):
     """A signal that the training loop receives when nothing is left to stop."""
 
     def act():
-        with wishes():
+        with catch_stop_signals():
             os.kill(os.getpid(), number)
 
     return act
@@ -87,7 +87,11 @@ def test_a_point_that_fails_is_recorded_in_one_line_and_the_others_run(trainer, 
     trainer.otherwise = {0: fails(error)}
     rows = sweep('seeds')()
     assert [row.status for row in rows] == ['failed', 'done', 'done', 'done']
-    assert rows[0].reason.startswith(reason) and rows[0].reason.isprintable() and len(rows[0].reason) <= worker.REASON
+    assert (
+        rows[0].reason.startswith(reason)
+        and rows[0].reason.isprintable()
+        and len(rows[0].reason) <= worker.MAX_REASON_LENGTH
+    )
     assert rows[0].diverged_at == (3 if isinstance(error, Diverged) else None)
     log = capsys.readouterr().err
     assert 'Traceback' in log and type(error).__name__ in log
@@ -114,7 +118,9 @@ def test_a_signal_in_a_points_last_step_stops_the_sweep(trainer, sweep, tmp_path
         work()
     assert caught.value.code == 128 + number
     assert str(caught.value) == f'{number.name}: stopped; the same command goes on from there'
-    assert [row.status for row in outcome.read(tmp_path / 'sweep').rows if row.status != 'waiting'] == ['done'] * 2
+    assert [row.status for row in sweep_files.read_sweep(tmp_path / 'sweep').rows if row.status != 'waiting'] == [
+        'done'
+    ] * 2
     assert [row.status for row in work()] == ['done'] * 4 and len(trainer.ran) == 4
 
 
@@ -129,11 +135,13 @@ def test_a_signal_is_kept_where_the_point_fails_behind_it(trainer, sweep):
 def test_a_signal_in_the_last_step_of_a_single_point_is_told(trainer, sweep, tmp_path):
     sweep('seeds')
     folder = tmp_path / 'sweep'
-    seen = board.Board(folder, points.plan(outcome.read_spec(folder)['config'], [], ['seeds'], {}))
+    seen = progress.SweepProgress(
+        folder, points.make_sweep_plan(sweep_files.read_spec(folder)['config'], [], ['seeds'], {})
+    )
     trainer.otherwise = {0: in_the_last_step(signal.SIGTERM)}
     with pytest.raises(Stopped):
-        worker.one(seen, 2)
-    assert [row.status for row in outcome.read(folder).rows] == ['waiting', 'waiting', 'done', 'waiting']
+        worker.run_point(seen, 2)
+    assert [row.status for row in sweep_files.read_sweep(folder).rows] == ['waiting', 'waiting', 'done', 'waiting']
 
 
 def test_a_signal_that_is_ignored_stays_so(trainer, sweep):
@@ -148,8 +156,10 @@ def test_a_signal_that_is_ignored_stays_so(trainer, sweep):
 @pytest.mark.slow
 def test_a_signal_in_the_last_step_of_a_training_stops_the_sweep(trainable, tmp_path, monkeypatch):
     config = trainable(SEARCHED)
-    plan = points.plan(config, [('train.duration', '3 steps'), ('train.eval_every', '3 steps')], ['seeds'], {})
-    spec, save = begin.begin(tmp_path / 'sweep', plan), loop.checkpoint.save
+    plan = points.make_sweep_plan(
+        config, [('train.duration', '3 steps'), ('train.eval_every', '3 steps')], ['seeds'], {}
+    )
+    spec, save = sweep_directory.ensure_sweep_directory(tmp_path / 'sweep', plan), loop.checkpoint.save
 
     def asked(manager, saved):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -157,8 +167,8 @@ def test_a_signal_in_the_last_step_of_a_training_stops_the_sweep(trainable, tmp_
 
     monkeypatch.setattr(loop.checkpoint, 'save', asked)
     with pytest.raises(Stopped):
-        worker.work(board.Board(tmp_path / 'sweep', plan), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db')
-    rows = outcome.read(tmp_path / 'sweep').rows
+        worker.run_points(progress.SweepProgress(tmp_path / 'sweep', plan), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db')
+    rows = sweep_files.read_sweep(tmp_path / 'sweep').rows
     assert [row.status for row in rows] == ['done', 'waiting', 'waiting', 'waiting'], rows[0].reason
 
 
@@ -180,7 +190,7 @@ def test_a_point_that_kills_its_workers_fails(trainer, sweep, monkeypatch):
 
         def run(board, store, claim, signals):
             nonlocal died
-            if claim.point == 1 and claim.kills < storage.KILLS:
+            if claim.point == 1 and claim.kills < storage.MAX_KILLS:
                 died += 1
                 raise SystemExit  # the lock goes, and the trial is left as it is
             claimed(board, store, claim, signals)
@@ -188,7 +198,7 @@ def test_a_point_that_kills_its_workers_fails(trainer, sweep, monkeypatch):
         return run
 
     monkeypatch.setattr(worker, '_claimed', dies(worker._claimed))
-    for _ in range(storage.KILLS):
+    for _ in range(storage.MAX_KILLS):
         with pytest.raises(SystemExit):
             work()
     rows = work()
@@ -202,7 +212,9 @@ def test_failed_points_run_again_when_they_are_forgotten(trainer, sweep, tmp_pat
     work = sweep('seeds')
     assert work()[0].status == 'failed' and work()[0].status == 'failed' and len(trainer.ran) == 4
     folder = tmp_path / 'sweep'
-    seen = board.Board(folder, points.plan(outcome.read_spec(folder)['config'], [], ['seeds'], {}))
+    seen = progress.SweepProgress(
+        folder, points.make_sweep_plan(sweep_files.read_spec(folder)['config'], [], ['seeds'], {})
+    )
     seen.forget_failed(seen.numbers)
     assert [row.status for row in work()] == ['done'] * 4 and len(trainer.ran) == 5
 
@@ -253,8 +265,8 @@ def test_a_search_that_failed_draws_anew_when_it_is_forgotten(trainer, sweep, tm
     monkeypatch.setenv('BROKEN', '1')
     assert [row.reason for row in work()] == ['ValueError: broken'] * 3
     monkeypatch.delenv('BROKEN')
-    config, search = outcome.read_spec(tmp_path / 'sweep')['config'], dict(trials=3, sampler='random')
-    seen = board.Board(tmp_path / 'sweep', points.plan(config, [], ['sometimes'], search))
+    config, search = sweep_files.read_spec(tmp_path / 'sweep')['config'], dict(trials=3, sampler='random')
+    seen = progress.SweepProgress(tmp_path / 'sweep', points.make_sweep_plan(config, [], ['sometimes'], search))
     seen.forget_failed(seen.numbers)
     rows = work()
     assert [row.status for row in rows] == ['done'] * 3 and len(set(rates(rows))) == 3

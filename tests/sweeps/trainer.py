@@ -7,7 +7,7 @@ EVALUATIONS = 8
 
 
 class Trainer:
-    """Stands for `run.train`: eight evaluations, the better the nearer the rate is to 0.01.
+    """Stands for `run.train_run`: eight evaluations, the better the nearer the rate is to 0.01.
 
     otherwise: what the start of a number does first.
     """

@@ -15,14 +15,14 @@ from attnlab.data.alignments import alignment_error_rate
 from attnlab.data.text import tokenise
 from attnlab.data.vocabulary import BOS, EOS
 from attnlab.decode.beam import beam_search
-from attnlab.decode.greedy import greedy
+from attnlab.decode.greedy import greedy_search
 from attnlab.errors import UserError
-from attnlab.models.sequence2sequence import sequence2sequence_model
-from attnlab.tasks import heatmap, task_of
+from attnlab.models.sequence2sequence import make_sequence2sequence_model
+from attnlab.tasks import create_task, heatmap
 from attnlab.tasks.align import corpus as pairs
 from attnlab.tasks.align.translator import Translator
 from attnlab.train import run
-from tests.tiny import files, tiny_config, tiny_transformer
+from tests.tiny import hash_run_files, tiny_grammar_config, tiny_transformer_config
 
 SENTENCES = ['the black cat sleeps.', 'Marie sings.', 'he does not see the small house.']
 
@@ -30,16 +30,16 @@ SENTENCES = ['the black cat sleeps.', 'Marie sings.', 'he does not see the small
 @pytest.fixture(scope='module')
 def french(translating):
     """Task, parameters and the ids of `SENTENCES`."""
-    task, params, _ = run.load(translating)
-    return task, params, pairs.encode(SENTENCES, task.vocabularies[0])
+    task, params, _ = run.load_run(translating)
+    return task, params, pairs.encode_sentences(SENTENCES, task.vocabularies[0])
 
 
 def test_every_layer_is_scored_as_an_alignment(translating, french):
-    _, scores = run.evaluate(translating)
+    _, scores = run.evaluate_run(translating)
     each = scores['aer_by_layer']
     assert (each[1]['emit'], each[1]['shifted']) == (scores['aer_emit'], scores['aer_shifted'])  # layer 2 is chosen
     task, params, _ = french
-    test = pairs.read(task.config.data, 'test', task.config.seed)
+    test = pairs.read_pairs(task.config.data, 'test', task.config.seed)
     weights = task.translator.force(params, *pairs.encode_pairs(test, task.vocabularies))[2]
     for layer, row in enumerate(each):
         for name, late in (('emit', 0), ('shifted', 1)):  # every token is a word, and the last are no words
@@ -50,12 +50,12 @@ def test_every_layer_is_scored_as_an_alignment(translating, french):
 
 def test_every_attention_of_a_translation_is_drawn(translating, french, capsys):
     task, _, source = french
-    before = files(translating)
+    before = hash_run_files(translating)
     assert cli.main(['attend', f'--workdir={translating}', '--layer=2', SENTENCES[0]]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     kinds = ('encoder-attention', 'decoder-attention', 'decoder-cross_attention')
     assert {path.name for path in written} == {'weights.npz', *(f'{kind}-layer2.png' for kind in kinds)}
-    assert files(translating) == before
+    assert hash_run_files(translating) == before
     with np.load(written[0], allow_pickle=False) as arrays:
         weights = {kind: arrays[kind.replace('-', '.')] for kind in kinds}
         labels = {name: arrays[name].tolist() for name in arrays.files if ' ' in name}
@@ -81,7 +81,7 @@ def test_a_shift_reads_a_word_where_it_is_fed(translating, french, capsys):
     assert cli.main(['translate', f'--workdir={translating}', SENTENCES[0]]) == 0
     path = re.search(r'\S+\.npz', capsys.readouterr().err)
     assert path is not None
-    weights, rows, _ = heatmap.load(path[0])
+    weights, rows, _ = heatmap.load_alignment(path[0])
     (made,) = task.translator.translate(params, source[:1], 1)
     assert len(rows) > 2 and rows == task.vocabularies[1].pieces(made.target[:-1])
     np.testing.assert_array_equal(weights, made.weights[1:])
@@ -103,7 +103,7 @@ def test_beams(translating, french):
         state = model.start(params, padded, 8)
         step = partial(model.step, params, 8)
         one = beam_search(step, state, jnp.full(3, BOS), beams=1, limit=8, end=EOS)
-        return one.tokens[:, 0], greedy(step, state, 3, bos=BOS, eos=EOS, limit=8).tokens
+        return one.tokens[:, 0], greedy_search(step, state, 3, bos=BOS, eos=EOS, limit=8).tokens
 
     padded = np.array([[*ids, *[0] * (12 - len(ids))] for ids in source])
     np.testing.assert_array_equal(*both(padded))
@@ -112,7 +112,7 @@ def test_beams(translating, french):
 def test_the_alignment_is_read_off_another_layer_when_told_to(translating, capsys):
     def drawn(*flags):
         assert cli.main(['translate', f'--workdir={translating}', *flags, SENTENCES[0]]) == 0
-        return heatmap.load(re.search(r'\S+\.npz', capsys.readouterr().err)[0])
+        return heatmap.load_alignment(re.search(r'\S+\.npz', capsys.readouterr().err)[0])
 
     chosen, one = drawn(), drawn('--layer=1')
     assert chosen[1] == one[1] and np.abs(chosen[0] - one[0]).max() > 1e-4
@@ -120,7 +120,7 @@ def test_the_alignment_is_read_off_another_layer_when_told_to(translating, capsy
     assert cli.main(['translate', f'--workdir={translating}', '--layer=0', SENTENCES[0]]) == 2
     assert 'alignment_layer is 0; expected 1 or more' in capsys.readouterr().err
     with pytest.raises(UserError, match='a recurrent model has one attention'):
-        task_of(tiny_config()).read_at(1, False)
+        create_task(tiny_grammar_config()).read_at(1, False)
 
 
 @pytest.mark.parametrize('changes, message', [
@@ -135,19 +135,19 @@ def test_the_alignment_is_read_off_another_layer_when_told_to(translating, capsy
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
-        run.train(tiny_transformer(**changes), tmp_path / 'run')
+        run.train_run(tiny_transformer_config(**changes), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 
 def test_a_source_beyond_learned_positions_is_refused():
-    model = sequence2sequence_model(TranslatorConfig(positions='learned', context=48), 20, 20)
+    model = make_sequence2sequence_model(TranslatorConfig(positions='learned', context=48), 20, 20)
     params = jax.eval_shape(model.init, jax.random.key(0))
     with pytest.raises(UserError, match='of 30 tokens needs room for 88; the model has 48 learned positions'):
         Translator(model, (20,), 2).translate(params, [[5] * 29 + [EOS]])
 
 
 def test_a_shared_vocabulary_gives_both_languages_the_same_ids(tmp_path):
-    task = task_of(tiny_transformer(data__shared='true', model__shared_embedding='true'))
+    task = create_task(tiny_transformer_config(data__shared='true', model__shared_embedding='true'))
     assert 'embed_source' not in jax.eval_shape(task.init, jax.random.key(0))
     task.save(tmp_path)
     source, target = pairs.load_vocabularies(tmp_path)

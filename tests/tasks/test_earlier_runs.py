@@ -30,18 +30,18 @@ def test_each_field_in_turn_may_be_missing(fixture, tmp_path, request, caplog):
     """The field has its default. Where that is what the run had, it is the same run; else the change is named."""
     workdir = request.getfixturevalue(fixture)
     text = (workdir / 'config.json').read_text('utf-8')
-    whole, same = run.task_in(workdir).config, 0
+    whole, same = run.load_task(workdir).config, 0
     shutil.copytree(workdir, tmp_path / 'run')
-    for key in leaves(configs.read(workdir / 'config.json')):
+    for key in leaves(configs.load_config(workdir / 'config.json')):
         (tmp_path / 'run' / 'config.json').write_text(without(key, text))
         caplog.clear()
         if key in IDENTITY and not (fixture == 'stream' and key == 'model.name'):
             with pytest.raises(UserError, match=key):
-                run.task_in(tmp_path / 'run')
+                run.load_task(tmp_path / 'run')
             continue
         with caplog.at_level(logging.WARNING):
             try:
-                found = run.task_in(tmp_path / 'run').config
+                found = run.load_task(tmp_path / 'run').config
             except UserError:  # no default goes with the other fields: learned positions want a longer context
                 assert (fixture, key) == ('translating', 'model.positions')
                 found = None
@@ -52,11 +52,11 @@ def test_each_field_in_turn_may_be_missing(fixture, tmp_path, request, caplog):
 
 def test_it_evaluates_and_continues(translating, tmp_path):
     shutil.copytree(translating, tmp_path / 'run')
-    before = run.evaluate(tmp_path / 'run', 'test')
+    before = run.evaluate_run(tmp_path / 'run', 'test')
     text = (translating / 'config.json').read_text('utf-8')
     for key in ('model.sinks', 'train.ema', 'optimizer.layer_decay', 'start', 'decode.beams'):
         text = without(key, text)
     (tmp_path / 'run' / 'config.json').write_text(text)
-    assert run.evaluate(tmp_path / 'run', 'test') == before
-    config = configs.read(translating / 'config.json')
-    run.train(config, tmp_path / 'run')  # accepted as the same run
+    assert run.evaluate_run(tmp_path / 'run', 'test') == before
+    config = configs.load_config(translating / 'config.json')
+    run.train_run(config, tmp_path / 'run')  # accepted as the same run

@@ -11,7 +11,7 @@ COVERED = {'Kana': 'かな', 'Thai': 'ไทย', 'Both': 'かなไทย', 'No
 @pytest.fixture
 def anew():
     """Without the choices and reports of earlier tests, before and after."""
-    caches = (fonts.installed_for, fonts._families, fonts._report)
+    caches = (fonts.find_fallback_families, fonts._families, fonts._report)
     for each in caches:
         each.cache_clear()
     yield
@@ -26,7 +26,7 @@ def anew():
     ([], '日', [], '日'),
 ])  # fmt: skip
 def test_the_first_families_that_cover_all_characters_are_chosen(order, characters, families, missing):
-    assert fonts.choose(characters, order, lambda family, c: c in COVERED[family]) == (families, missing)
+    assert fonts.choose_families(characters, order, lambda family, c: c in COVERED[family]) == (families, missing)
 
 
 @pytest.mark.parametrize(('characters', 'first'), [
@@ -41,7 +41,7 @@ def test_a_plain_font_of_the_script_comes_first(characters, first):
 def test_characters_without_a_font_are_named_in_one_line(anew, monkeypatch, caplog):
     monkeypatch.setattr(fonts, '_families', lambda: frozenset())
     for _ in range(2):
-        heatmap.png(heatmap.figure([[1.0]], ['日本'], ['ไท\u200b é']))
+        heatmap.render_png(heatmap.plot_heatmap([[1.0]], ['日本'], ['ไท\u200b é']))
     (line,) = caplog.messages
     assert line.startswith('no installed font has ท ไ 日 本, drawn as boxes') and 'Noto' in line
 
@@ -49,14 +49,14 @@ def test_characters_without_a_font_are_named_in_one_line(anew, monkeypatch, capl
 def test_all_texts_of_a_picture_have_the_fonts_of_its_scripts(anew, monkeypatch):
     monkeypatch.setattr(fonts, '_families', lambda: frozenset({'DejaVu Serif'}))
     monkeypatch.setattr(fonts, '_has', lambda family, c: c < 'z' or family == 'DejaVu Serif')
-    picture = heatmap.figure([[1.0]], ['日'], ['a'], title='b')
-    fonts.set_plain_text(picture)
+    picture = heatmap.plot_heatmap([[1.0]], ['日'], ['a'], title='b')
+    fonts.set_text_fonts(picture)
     assert {tuple(text.get_fontfamily()) for text in picture.findobj(Text)} == {('DejaVu Sans', 'DejaVu Serif')}
 
 
 @pytest.mark.parametrize('word', ['日本語', '中文', '한국어', 'สวัสดี', 'हिन्दी'])
 def test_words_of_installed_scripts_are_drawn_without_a_warning(word, anew, caplog):
-    if fonts.installed_for(word)[1]:
+    if fonts.find_fallback_families(word)[1]:
         pytest.skip('no font of this script is installed')
-    heatmap.png(heatmap.figure([[1.0]], [word], ['a']))
+    heatmap.render_png(heatmap.plot_heatmap([[1.0]], [word], ['a']))
     assert not caplog.messages

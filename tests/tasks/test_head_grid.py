@@ -22,7 +22,7 @@ def labels(axis):
 
 
 def test_each_head_has_a_panel_of_its_own_weights():
-    picture = head_grid.figure(HEADS, ROWS, COLUMNS, 'decoder, layer 2')
+    picture = head_grid.plot_head_grid(HEADS, ROWS, COLUMNS, 'decoder, layer 2')
     panels = [axes for axes in picture.axes if axes.get_visible()]
     assert [axes.get_title(loc='left') for axes in panels] == [f'head {number}' for number in range(1, 7)]
     for axes, weights in zip(panels, HEADS, strict=True):
@@ -33,7 +33,7 @@ def test_each_head_has_a_panel_of_its_own_weights():
 
 
 def test_labels_stand_at_the_outer_panels():
-    picture = head_grid.figure(HEADS, ROWS, COLUMNS, '')
+    picture = head_grid.plot_head_grid(HEADS, ROWS, COLUMNS, '')
     panels = picture.axes[:6]  # four, and two below
     assert [labels(axes.yaxis) for axes in panels] == [ROWS, [], [], [], ROWS, []]
     assert [labels(axes.xaxis) for axes in panels] == [[], [], COLUMNS, COLUMNS, COLUMNS, COLUMNS]
@@ -43,8 +43,8 @@ def test_labels_stand_at_the_outer_panels():
 
 @pytest.mark.parametrize(('N', 'T', 'S'), [(8, 1024, 1024), (49, 64, 64), (1, 2, 3000), (4, 60, 60)])
 def test_the_pixels_of_a_picture_are_bounded_and_small_labels_left_out(N, T, S):
-    picture = head_grid.figure(np.zeros((N, T, S), np.float32), ['mot'] * T, ['word'] * S, 'layer 1')
-    assert max(picture.get_size_inches()) <= heatmap.LARGEST + 1e-6
+    picture = head_grid.plot_head_grid(np.zeros((N, T, S), np.float32), ['mot'] * T, ['word'] * S, 'layer 1')
+    assert max(picture.get_size_inches()) <= heatmap.MAX_INCHES + 1e-6
     left_out = (N, T) != (4, 60)
     assert (labels(picture.axes[0].yaxis) == []) == left_out
     note = f' ({S:,} tokens across, {T:,} down: no room for labels)'
@@ -52,7 +52,7 @@ def test_the_pixels_of_a_picture_are_bounded_and_small_labels_left_out(N, T, S):
 
 
 def test_a_dark_pixel_is_where_the_weight_is():
-    picture = head_grid.figure(HEADS[1:2], ROWS, COLUMNS, '', first=2)
+    picture = head_grid.plot_head_grid(HEADS[1:2], ROWS, COLUMNS, '', first=2)
     canvas = FigureCanvasAgg(picture)
     canvas.draw()
     pixels, axes = np.asarray(canvas.buffer_rgba())[..., 0], picture.axes[0]
@@ -78,7 +78,7 @@ LABELS = {'encoder/attention': (ROWS, ROWS), 'decoder/cross_attention': (ROWS, C
 
 
 def test_a_picture_a_layer_and_one_array_file(tmp_path, capsys):
-    head_grid.draw(tmp_path / 'a' / 'b', MAPS, LABELS)
+    head_grid.draw_head_grids(tmp_path / 'a' / 'b', MAPS, LABELS)
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     kinds = ('encoder-attention', 'decoder-cross_attention')
     names = ['weights.npz', *(f'{kind}-layer{layer}.png' for kind in kinds for layer in (1, 2, 3))]
@@ -94,9 +94,9 @@ def test_a_picture_a_layer_and_one_array_file(tmp_path, capsys):
 
 
 def test_one_layer_or_head_is_drawn_alone_and_all_are_kept(tmp_path, capsys, monkeypatch):
-    drawn, real = [], head_grid.figure
-    monkeypatch.setattr(head_grid, 'figure', lambda *args: drawn.append(args) or real(*args))
-    head_grid.draw(tmp_path, MAPS, LABELS, layer=3, head=2)
+    drawn, real = [], head_grid.plot_head_grid
+    monkeypatch.setattr(head_grid, 'plot_head_grid', lambda *args: drawn.append(args) or real(*args))
+    head_grid.draw_head_grids(tmp_path, MAPS, LABELS, layer=3, head=2)
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     names = ['weights.npz', 'encoder-attention-layer3-head2.png', 'decoder-cross_attention-layer3-head2.png']
     assert [path.name for path in written] == names
@@ -114,7 +114,7 @@ def test_one_layer_or_head_is_drawn_alone_and_all_are_kept(tmp_path, capsys, mon
 ])  # fmt: skip
 def test_what_a_model_does_not_have_is_refused_before_anything_is_written(tmp_path, chosen, message):
     with pytest.raises(UserError, match=message):
-        head_grid.draw(tmp_path / 'new', MAPS, LABELS, **chosen)
+        head_grid.draw_head_grids(tmp_path / 'new', MAPS, LABELS, **chosen)
     with pytest.raises(UserError, match='this model has no attention to look at'):
-        head_grid.draw(tmp_path / 'new', {}, {})
+        head_grid.draw_head_grids(tmp_path / 'new', {}, {})
     assert not (tmp_path / 'new').exists()

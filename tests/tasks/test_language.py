@@ -12,14 +12,14 @@ import pytest
 
 from attnlab import cli
 from attnlab.configs import ShakespeareData
-from attnlab.data.rows import IGNORE
+from attnlab.data.rows import IGNORE_LABEL
 from attnlab.errors import UserError
-from attnlab.tasks import task_of
+from attnlab.tasks import create_task
 from attnlab.tasks.language import corpus
 from attnlab.tasks.language.task import LanguageTask
 from attnlab.train import metrics, run
 from tests.quick import QUICK
-from tests.tiny import LINES, T, drawn, text_of, tiny_language
+from tests.tiny import LINES, T, decode_ids, random_parameter, tiny_language_config
 from tests.train.helpers import newest_of
 
 TEXT = '\n'.join(LINES) + '\n'
@@ -29,28 +29,28 @@ TEXT = '\n'.join(LINES) + '\n'
 
 
 def test_labels_are_the_tokens_one_later(tmp_path):
-    task = task_of(tiny_language(tmp_path))
+    task = create_task(tiny_language_config(tmp_path))
     task.save(tmp_path)
     vocabulary = corpus.load_vocabulary(tmp_path)
     batch = task.batch(0)
     assert {name: each.shape for name, each in batch.items()} == {'tokens': (4, T), 'labels': (4, T)}
     np.testing.assert_array_equal(batch['tokens'][:, 1:], batch['labels'][:, :-1])
     for tokens, labels in zip(batch['tokens'], batch['labels'], strict=True):
-        assert text_of(vocabulary, [*tokens, labels[-1]]) in TEXT[: int(0.9 * len(TEXT))]
+        assert decode_ids(vocabulary, [*tokens, labels[-1]]) in TEXT[: int(0.9 * len(TEXT))]
 
 
 def test_a_text_is_cut_as_nanogpt_cuts_it(tmp_path, shared):
-    data = task_of(tiny_language(tmp_path)).config.data
+    data = create_task(tiny_language_config(tmp_path)).config.data
     at = int(len(TEXT) * 0.9)
-    assert [corpus.read(data, split, 0)[0].text for split in ('train', 'valid')] == [TEXT[:at], TEXT[at:]]
+    assert [corpus.read_texts(data, split, 0)[0].text for split in ('train', 'valid')] == [TEXT[:at], TEXT[at:]]
     data = ShakespeareData(folder=str(shared('tinyshakespeare')))
-    lengths = [len(corpus.read(data, split, 0)[0].text) for split in ('train', 'valid')]
+    lengths = [len(corpus.read_texts(data, split, 0)[0].text) for split in ('train', 'valid')]
     assert lengths == [1_003_854, 111_540]  # which its prepare.py prints
 
 
 @pytest.mark.parametrize('documents', ['', 'lines'])
 def test_a_part_of_a_batch_is_its_rows(tmp_path, documents):
-    task = task_of(tiny_language(tmp_path, data__documents=documents))
+    task = create_task(tiny_language_config(tmp_path, data__documents=documents))
     whole, part = task.batch(2), task.batch(2, slice(1, 3))
     assert whole.keys() == part.keys()
     for name, x in part.items():
@@ -58,14 +58,14 @@ def test_a_part_of_a_batch_is_its_rows(tmp_path, documents):
 
 
 def first_loss(config):
-    task = task_of(config)
-    params = jax.tree_util.tree_map_with_path(drawn, jax.eval_shape(task.init, jax.random.key(0)))
+    task = create_task(config)
+    params = jax.tree_util.tree_map_with_path(random_parameter, jax.eval_shape(task.init, jax.random.key(0)))
     sums = jax.jit(task.loss, compiler_options=QUICK)(params, task.batch(0), jax.random.key(0))
     return float(sums.total / sums.weight)
 
 
 def test_an_untrained_model_knows_nothing(tmp_path):
-    task = task_of(tiny_language(tmp_path))
+    task = create_task(tiny_language_config(tmp_path))
     params = jax.jit(task.init, compiler_options=QUICK)(jax.random.key(0))
     sums = jax.jit(task.loss, compiler_options=QUICK)(params, task.batch(0), jax.random.key(0))
     assert float(sums.total / sums.weight) == pytest.approx(math.log(len(set(TEXT))), abs=0.02)
@@ -73,7 +73,9 @@ def test_an_untrained_model_knows_nothing(tmp_path):
 
 def test_parameters_start_as_wide_as_asked(tmp_path):
     def kernels(**changes):
-        init = jax.jit(task_of(tiny_language(tmp_path, model__width=64, **changes)).init, compiler_options=QUICK)
+        init = jax.jit(
+            create_task(tiny_language_config(tmp_path, model__width=64, **changes)).init, compiler_options=QUICK
+        )
         mlp = init(jax.random.key(0))['stack']['block_0']['mlp']
         return [float(np.std(mlp[name]['kernel'])) for name in ('up', 'down')]
 
@@ -112,7 +114,7 @@ def loss_of(tmp_path_factory):
         key = tuple(sorted(changes.items()))
         if key not in found:
             folder = tmp_path_factory.mktemp('changed')
-            found[key] = first_loss(tiny_language(folder, **changes))
+            found[key] = first_loss(tiny_language_config(folder, **changes))
         return found[key]
 
     return of
@@ -135,7 +137,9 @@ def test_what_only_saves_memory_does_not(loss_of):
 def packed(tmp_path_factory):
     """A task of documents with experts, its parameters and jitted loss."""
     folder = tmp_path_factory.mktemp('packed')
-    task = task_of(tiny_language(folder, data__documents='lines', model__context=64, model__init=0.3, **EXPERTS))
+    task = create_task(
+        tiny_language_config(folder, data__documents='lines', model__context=64, model__init=0.3, **EXPERTS)
+    )
     loss = jax.jit(task.loss, compiler_options=QUICK)
     return task, partial(loss, task.init(jax.random.key(0)), rng=jax.random.key(1))
 
@@ -145,7 +149,7 @@ def test_no_label_goes_across_a_boundary(packed):
     batch = task.batch(0)
     segments, labels, tokens = batch['segments'], batch['labels'], batch['tokens']
     last = segments != np.pad(segments[:, 1:], ((0, 0), (0, 1)))
-    np.testing.assert_array_equal(labels == IGNORE, last | (segments == 0))
+    np.testing.assert_array_equal(labels == IGNORE_LABEL, last | (segments == 0))
     np.testing.assert_array_equal(labels[:, :-1][~last[:, :-1] & (segments[:, :-1] > 0)],
                                   tokens[:, 1:][~last[:, :-1] & (segments[:, :-1] > 0)])  # fmt: skip
     assert segments.max() > 1 and (segments == 0).any()
@@ -154,7 +158,7 @@ def test_no_label_goes_across_a_boundary(packed):
 def alone(batch, row, segment):
     """A batch of one document at the start of its first row, and what is left of it: padding."""
     here = batch['segments'][row] == segment
-    made = {'tokens': np.zeros_like(batch['tokens']), 'labels': np.full_like(batch['labels'], IGNORE),
+    made = {'tokens': np.zeros_like(batch['tokens']), 'labels': np.full_like(batch['labels'], IGNORE_LABEL),
             'segments': np.zeros_like(batch['segments'])}  # fmt: skip
     for name, values in made.items():
         values[0, : here.sum()] = 1 if name == 'segments' else batch[name][row][here]
@@ -192,7 +196,7 @@ def test_experts_add_their_losses_to_the_training_loss(packed):
 
 
 def test_what_experts_say_is_in_the_metrics(documents):
-    records = [record for record in metrics.read(documents) if record['split'] == 'train']
+    records = [record for record in metrics.read_metrics(documents) if record['split'] == 'train']
     assert len(records) == 3
     for record in records:
         assert 0.9 < record['experts_load_balance'] < 2.1  # E sum f p: 1 where balanced, E = 2 where one serves all
@@ -200,7 +204,7 @@ def test_what_experts_say_is_in_the_metrics(documents):
 
 
 def test_twenty_steps_are_seven_and_thirteen(stream, monkeypatch):
-    config, broken, batch = run.task_in(stream).config, stream.parent / 'broken', LanguageTask.batch
+    config, broken, batch = run.load_task(stream).config, stream.parent / 'broken', LanguageTask.batch
 
     def stopping(task, step, rows=slice(None)):
         if step == 7:
@@ -209,10 +213,10 @@ def test_twenty_steps_are_seven_and_thirteen(stream, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(LanguageTask, 'batch', stopping)
-        run.train(config, broken)
-    assert max(record['step'] for record in metrics.read(broken)) in (6, 7)
-    run.train(config, broken)
-    lines = lambda workdir: [json.dumps(each) for each in metrics.read(workdir) if each['split'] != 'speed']
+        run.train_run(config, broken)
+    assert max(record['step'] for record in metrics.read_metrics(broken)) in (6, 7)
+    run.train_run(config, broken)
+    lines = lambda workdir: [json.dumps(each) for each in metrics.read_metrics(workdir) if each['split'] != 'speed']
     assert lines(stream) == lines(broken)
     left, right = newest_of(config, stream), newest_of(config, broken)
     assert left.step == right.step == 20 and left.progress == right.progress
@@ -244,7 +248,7 @@ def test_evaluation_counts_every_token_once(speaker, stream, monkeypatch):
     assert len(nll) == len(text) - 1
     for tokens in (1, 3 * T, 10_000):
         monkeypatch.setattr('attnlab.tasks.language.task.EVALUATION_TOKENS', tokens)
-        scores = run.task_in(stream).evaluate(params, 'valid')
+        scores = run.load_task(stream).evaluate(params, 'valid')
         assert scores['tokens'] == len(nll)
         assert scores['loss'] == pytest.approx(np.mean(nll), rel=1e-5)
         assert scores['bits_per_character'] == pytest.approx(sum(nll) / math.log(2) / len(text), rel=1e-5)
@@ -255,7 +259,9 @@ def test_eval_writes_scores_and_page(stream, capsys):
     assert cli.main(['eval', f'--workdir={stream}']) == 0
     out = capsys.readouterr().out
     scores = json.loads((stream / 'scores-valid.json').read_text())
-    best = min((each for each in metrics.read(stream) if each['split'] == 'valid'), key=lambda each: each['loss'])
+    best = min(
+        (each for each in metrics.read_metrics(stream) if each['split'] == 'valid'), key=lambda each: each['loss']
+    )
     assert (scores['split'], scores['step']) == ('valid', best['step'])
     assert scores['loss'] == pytest.approx(best['loss'], rel=1e-6)
     page = Path(out.splitlines()[-1].removeprefix('page: '))
@@ -265,7 +271,7 @@ def test_eval_writes_scores_and_page(stream, capsys):
 
 
 def test_every_token_of_a_document_and_its_end_are_scored(documents):
-    task, params, _ = run.load(documents)
+    task, params, _ = run.load_run(documents)
     scores = task.evaluate(params, 'valid')
     lines = TEXT[int(len(TEXT) * 0.9) :].strip('\n').split('\n')
     assert scores['tokens'] == sum(len(line) + 1 for line in lines)
@@ -301,7 +307,7 @@ BAD = [
 @pytest.mark.parametrize(('overrides', 'message'), BAD, ids=[overrides for overrides, _ in BAD])
 def test_values_that_nothing_can_be_made_of_leave_no_trace(tmp_path, capsys, monkeypatch, as_used, overrides, message):
     workdir = tmp_path / 'new'
-    monkeypatch.setattr(corpus, 'read', None)  # and no text is read
+    monkeypatch.setattr(corpus, 'read_texts', None)  # and no text is read
     argv = ['train', '--config=experiments/language/shakespeare_char.py', f'--workdir={workdir}']
     assert cli.main([*argv, *(f'--config.{each}' for each in overrides.split())]) == 2
     error = capsys.readouterr().err
@@ -316,14 +322,14 @@ def test_what_only_the_text_can_tell_leaves_no_trace_either(tmp_path):
         ({'data__share': 0.0001}, 'characters cannot be divided at 0.0001 into two texts'),
     ):
         with pytest.raises(UserError, match=message):
-            run.train(tiny_language(tmp_path, **changes), tmp_path / 'new')
+            run.train_run(tiny_language_config(tmp_path, **changes), tmp_path / 'new')
     assert not (tmp_path / 'new').exists()
 
 
 @pytest.mark.parametrize('documents', ['', 'lines'])
 def test_a_context_longer_than_the_text_is_refused_before_rows_of_it_are_made(tmp_path, documents):
-    config = tiny_language(tmp_path, data__documents=documents, model__context=10**9)
+    config = tiny_language_config(tmp_path, data__documents=documents, model__context=10**9)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match=r'model.context is 1000000000; expected at most \d+, the tokens of the train'):
-        task_of(config).batch(0)
+        create_task(config).batch(0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # kilobytes: 1 GiB

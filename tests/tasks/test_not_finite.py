@@ -7,7 +7,7 @@ import pytest
 from attnlab import cli
 from attnlab.errors import RunError
 from attnlab.tasks.align.translator import Translator
-from attnlab.tasks.language import writer
+from attnlab.tasks.language import generation
 from attnlab.train import checkpoint, run
 
 COMMANDS = [
@@ -22,14 +22,14 @@ def refused(request, monkeypatch, capsys):
     """(run, command, arguments, change of every parameter) -> its one line on the screen, with exit code 1."""
 
     def tried(name, command, argv, change):
-        workdir, best = request.getfixturevalue(name), checkpoint.best
+        workdir, best = request.getfixturevalue(name), checkpoint.restore_best
         capsys.readouterr()
 
         def changed(*args):
             found = best(*args)
             return found._replace(params=jax.tree.map(change, found.params))
 
-        monkeypatch.setattr(checkpoint, 'best', changed)
+        monkeypatch.setattr(checkpoint, 'restore_best', changed)
         assert cli.main([command, f'--workdir={workdir}', *argv]) == 1
         out, error = capsys.readouterr()
         assert out == '' and error.startswith('attnlab: ') and error.count('\n') == 1
@@ -55,7 +55,7 @@ def test_finite_parameters_whose_logits_are_not_are_refused(refused, name, comma
 @pytest.mark.slow
 def test_beams_and_greedy_decoding_of_a_task_refuse_nan(tiny, speaker):
     """Below the commands, so that an evaluation in the middle of a training does, too."""
-    task, params, _ = run.load(tiny)
+    task, params, _ = run.load_run(tiny)
     spoilt = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     for beams in (1, 3):
         with pytest.raises(RunError, match='row 0: the logits of token 0 are NaN or infinite'):
@@ -63,4 +63,4 @@ def test_beams_and_greedy_decoding_of_a_task_refuse_nan(tiny, speaker):
     model, params, vocabulary, _ = speaker
     spoilt = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     with pytest.raises(RunError, match='row 0: the logits of token 0 are NaN or infinite'):
-        writer.write(model, spoilt, vocabulary, 'the cat', False, tokens=3)
+        generation.generate_texts(model, spoilt, vocabulary, 'the cat', False, tokens=3)

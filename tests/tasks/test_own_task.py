@@ -7,7 +7,7 @@ import pytest
 
 from attnlab import cli, configs
 from attnlab.errors import UserError
-from attnlab.tasks import task_of
+from attnlab.tasks import create_task
 from attnlab.train import metrics
 
 TASK = '''
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.configs import RunConfig, field
-from attnlab.kernels.losses import Sums
+from attnlab.kernels.losses import LossSums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class LineTask:
 
     def loss(self, params, batch, rng):
         errors = ((params['slope'] - self.config.slope) * batch['x']) ** 2
-        return Sums(jnp.sum(errors), jnp.float32(errors.size), {})
+        return LossSums(jnp.sum(errors), jnp.float32(errors.size), {})
 
     def validate(self, params):
         return {'error': abs(float(params['slope']) - self.config.slope)}
@@ -89,7 +89,7 @@ def experiment(tmp_path, monkeypatch):
 def test_it_is_trained_resumed_scored_and_reported(experiment, tmp_path, capsys):
     train = ['train', f'--config={experiment}', '--workdir=run']
     assert cli.main(train) == 0
-    assert [each['step'] for each in metrics.read(tmp_path / 'run') if each['split'] == 'valid'] == [1, 2, 3]
+    assert [each['step'] for each in metrics.read_metrics(tmp_path / 'run') if each['split'] == 'valid'] == [1, 2, 3]
     (tmp_path / 'run' / 'slope.txt').unlink()
     assert cli.main(train) == 0 and (tmp_path / 'run' / 'slope.txt').read_text() == '2.0'
     assert cli.main([*train, '--config.slope=1.0']) == 2
@@ -115,9 +115,9 @@ def test_what_it_does_not_do_is_named(experiment, capsys):
 
 
 def test_its_fields_are_checked(experiment):
-    config = configs.load(experiment)
-    assert task_of(config).config.slope == 2.0
+    config = configs.load_experiment(experiment)
+    assert create_task(config).config.slope == 2.0
     with config.unlocked():
         config.slop = 1.0
     with pytest.raises(UserError, match='there is no config.slop; did you mean config.slope?'):
-        task_of(config)
+        create_task(config)

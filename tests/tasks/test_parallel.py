@@ -5,23 +5,29 @@ import numpy as np
 import pytest
 
 from attnlab import configs
-from attnlab.kernels import axes
-from attnlab.tasks import task_of
+from attnlab.kernels import mesh_axes
+from attnlab.tasks import create_task
 from attnlab.tasks.vision.task import VisionTask
 from attnlab.train import devices, metrics, run
-from tests.tiny import drawn, tiny_config, tiny_digits, tiny_language, tiny_transformer
+from tests.tiny import (
+    random_parameter,
+    tiny_digits_config,
+    tiny_grammar_config,
+    tiny_language_config,
+    tiny_transformer_config,
+)
 
 NOISE = dict(model__dropout='0.2', model__attention_dropout='0.2', train__duration='3 steps')
 RUNS = {
-    'language': lambda folder, **mesh: tiny_language(
+    'language': lambda folder, **mesh: tiny_language_config(
         folder, data__documents='lines', model__experts='2', model__active='1', **NOISE, **mesh
     ),
-    'vision': lambda folder, **mesh: tiny_digits(data__mixup='0.5', model__layer_drop='0.3', **NOISE, **mesh),
-    'pmap': lambda folder, train__mesh: tiny_digits(
+    'vision': lambda folder, **mesh: tiny_digits_config(data__mixup='0.5', model__layer_drop='0.3', **NOISE, **mesh),
+    'pmap': lambda folder, train__mesh: tiny_digits_config(
         data__mixup='0.5', train__duration='3 steps', train__mesh=train__mesh,
         train__parallel='jit' if train__mesh == 'data=1' else 'pmap',
     ),
-    'align': lambda folder, **mesh: tiny_config(model__dropout='0.2', train__duration='3 steps', **mesh),
+    'align': lambda folder, **mesh: tiny_grammar_config(model__dropout='0.2', train__duration='3 steps', **mesh),
 }  # fmt: skip
 
 
@@ -32,8 +38,8 @@ def test_several_devices_train_as_one(name, tmp_path):
     found = []
     for number in (1, 4):
         workdir = tmp_path / str(number)
-        run.train(RUNS[name](tmp_path / 'data', train__mesh=f'data={number}'), workdir)
-        found.append([record for record in metrics.read(workdir) if record['split'] == 'train'])
+        run.train_run(RUNS[name](tmp_path / 'data', train__mesh=f'data={number}'), workdir)
+        found.append([record for record in metrics.read_metrics(workdir) if record['split'] == 'train'])
     assert len(found[0]) == len(found[1]) == 3
     for one, other in zip(*found, strict=True):
         for key in one.keys() - {'split'}:
@@ -43,21 +49,25 @@ def test_several_devices_train_as_one(name, tmp_path):
 # Scores: rows divided, parameters where they lie
 
 SCORED = {
-    'language': lambda folder: tiny_language(folder),
-    'experts': lambda folder: tiny_language(folder, model__experts='2', model__active='2'),
-    'documents': lambda folder: tiny_language(folder, data__documents='lines', model__norm='rms', model__scan='true'),
-    'images': lambda folder: tiny_digits(),
+    'language': lambda folder: tiny_language_config(folder),
+    'experts': lambda folder: tiny_language_config(folder, model__experts='2', model__active='2'),
+    'documents': lambda folder: tiny_language_config(
+        folder, data__documents='lines', model__norm='rms', model__scan='true'
+    ),
+    'images': lambda folder: tiny_digits_config(),
     'residual': lambda folder: residual(),
-    'recurrent': lambda folder: tiny_config(),
-    'transformer': lambda folder: tiny_transformer(),
+    'recurrent': lambda folder: tiny_grammar_config(),
+    'transformer': lambda folder: tiny_transformer_config(),
 }
 
 
 def residual():
     """A small residual network on the digits of `tiny_digits`."""
-    config = configs.load('experiments/vision/cifar10_small.py:resnet', [('model.width', '8'), ('model.blocks', '1')])
+    config = configs.load_experiment(
+        'experiments/vision/cifar10_small.py:resnet', [('model.width', '8'), ('model.blocks', '1')]
+    )
     with config.unlocked():
-        config.data = tiny_digits().data
+        config.data = tiny_digits_config().data
     return config
 
 
@@ -81,10 +91,12 @@ def programs(monkeypatch):
 
 def scored(config, mesh, programs):
     """The scores of drawn parameters, and the operations of one device in all its programs."""
-    task = task_of(config)
-    layout = devices.layout('jit', mesh, rows=16)
+    task = create_task(config)
+    layout = devices.make_layout('jit', mesh, rows=16)
     shapes = layout.stored(jax.eval_shape(task.init, jax.random.key(0)))
-    params = jax.tree_util.tree_map_with_path(lambda path, x: jax.device_put(drawn(path, x), x.sharding), shapes)
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, x: jax.device_put(random_parameter(path, x), x.sharding), shapes
+    )
     programs.clear()
     scores = layout.use(task.validate, params)
     assert all(x.is_fully_replicated for *_, result in programs for x in jax.tree.leaves(result))
@@ -112,33 +124,35 @@ def test_several_devices_score_as_one(name, mesh, tmp_path, programs, quickly):
 
 
 def test_a_trained_run_is_scored_as_it_was_trained_or_on_what_there_is(tmp_path, monkeypatch, quickly):
-    config = tiny_digits(train__mesh='fsdp=4', train__duration='1 steps')
-    run.train(config, tmp_path)
+    config = tiny_digits_config(train__mesh='fsdp=4', train__duration='1 steps')
+    run.train_run(config, tmp_path)
     found = []
 
     def evaluate(task, params, split):
         sizes = jax.tree.leaves(params)[0].sharding.mesh.shape
         found.append({axis: size for axis, size in sizes.items() if size > 1})
-        return {'rows': axes.at_once(1, 100)}
+        return {'rows': mesh_axes.evaluation_batch_size(1, 100)}
 
     monkeypatch.setattr(VisionTask, 'evaluate', evaluate)
     meshes = {'fsdp=4': {'fsdp': 4}, 'fsdp=64': {'data': 8}, 'data=1': {}}  # of eight devices
     rows = []
     for mesh in meshes:
         config.train.mesh = mesh
-        configs.save(config, tmp_path / 'config.json')
-        rows.append(run.evaluate(tmp_path)[1]['rows'])
+        configs.save_config(config, tmp_path / 'config.json')
+        rows.append(run.evaluate_run(tmp_path)[1]['rows'])
     assert found == list(meshes.values()) and rows == [4, 8, 1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('make', 'changes'), [(tiny_digits, {}), (tiny_transformer, {'decode__beams': '2'})])
+@pytest.mark.parametrize(
+    ('make', 'changes'), [(tiny_digits_config, {}), (tiny_transformer_config, {'decode__beams': '2'})]
+)
 def test_a_whole_evaluation_on_several_devices_is_that_on_one(tmp_path, make, changes):
     config, found = make(train__duration='2 steps', **changes), []
-    run.train(config, tmp_path)
+    run.train_run(config, tmp_path)
     for mesh in ('data=1', 'fsdp=2,tensor=2'):
         config.train.mesh = mesh
-        configs.save(config, tmp_path / 'config.json')
-        scores = run.evaluate(tmp_path)[1]
+        configs.save_config(config, tmp_path / 'config.json')
+        scores = run.evaluate_run(tmp_path)[1]
         found.append({name: score for name, score in scores.items() if isinstance(score, float | int)})
     assert found[0] == pytest.approx(found[1], rel=1e-5) and len(found[0]) > 3

@@ -5,12 +5,12 @@ import math
 import pytest
 
 from attnlab.errors import RunError
-from attnlab.tasks import task_of
+from attnlab.tasks import create_task
 from attnlab.tasks.align.task import AlignTask
 from attnlab.tasks.align.translator import Translation, Translator
 from attnlab.tasks.task import perplexity
 from attnlab.train import run
-from tests.tiny import tiny_config
+from tests.tiny import tiny_grammar_config
 
 
 def test_perplexity():
@@ -28,7 +28,7 @@ def diverged(monkeypatch):
 
 
 def test_a_diverged_alignment_model_has_scores(diverged):
-    scores = task_of(tiny_config()).validate(None)
+    scores = create_task(tiny_grammar_config()).validate(None)
     assert scores['loss'] == 22_000 and scores['perplexity'] == math.inf
 
 
@@ -36,5 +36,5 @@ def test_the_scores_of_a_diverged_run_are_refused_by_name(tiny, monkeypatch):
     monkeypatch.setattr(AlignTask, 'evaluate', lambda *args: {'loss': 22_000.0, 'perplexity': math.inf})
     match = "the perplexity of split 'other' is inf: the parameters of step .* have diverged"
     with pytest.raises(RunError, match=match):
-        run.evaluate(tiny, 'other')
+        run.evaluate_run(tiny, 'other')
     assert not (tiny / 'scores-other.json').exists()

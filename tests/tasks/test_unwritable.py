@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    monkeypatch.setattr(environment, 'prepare', lambda: None)
+    monkeypatch.setattr(environment, 'configure_process', lambda: None)
 
 
 @pytest.fixture
@@ -50,6 +50,6 @@ def test_what_only_writes_files_is_refused_before_it_computes(tiny, monkeypatch,
         raise OSError(errno.EROFS, 'Read-only file system', str(path))
 
     monkeypatch.setattr('pathlib.Path.touch', read_only)
-    monkeypatch.setattr('attnlab.train.run.load', lambda workdir: pytest.fail('it computes'))
+    monkeypatch.setattr('attnlab.train.run.load_run', lambda workdir: pytest.fail('it computes'))
     assert cli.main(['attend', 'The cat sleeps.', f'--workdir={tiny}']) == 1
     assert capsys.readouterr().err == f'attnlab: {tiny}: Read-only file system\n'

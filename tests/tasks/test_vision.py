@@ -14,11 +14,11 @@ from attnlab import cli, configs
 from attnlab.data.images import Images
 from attnlab.errors import UserError
 from attnlab.report import page
-from attnlab.tasks import heatmap, task_of
-from attnlab.tasks.vision import corpus, drawings, pictures, scores
-from attnlab.tasks.vision.scaling import prepared
+from attnlab.tasks import create_task, heatmap
+from attnlab.tasks.vision import dataset, figures, pictures, scores
+from attnlab.tasks.vision.preprocess import preprocess_images
 from attnlab.train import count, metrics, run
-from tests.tiny import DIGITS, drawn, files, tiny_digits
+from tests.tiny import DIGITS, hash_run_files, random_parameter, tiny_digits_config
 
 SMALL = 'experiments/vision/cifar10_small.py'
 
@@ -27,8 +27,8 @@ SMALL = 'experiments/vision/cifar10_small.py'
 def seeing(tmp_path_factory):
     """The work directory of a trained tiny run on digits, scored."""
     workdir = tmp_path_factory.mktemp('runs') / 'seeing'
-    run.train(tiny_digits(), workdir)
-    run.evaluate(workdir)
+    run.train_run(tiny_digits_config(), workdir)
+    run.evaluate_run(workdir)
     return workdir
 
 
@@ -36,14 +36,14 @@ def seeing(tmp_path_factory):
 
 
 def batch_of(config, count=20):
-    config = task_of(config).config
-    whole = corpus.read(config.data, 'train', config.seed)
+    config = create_task(config).config
+    whole = dataset.read_images(config.data, 'train', config.seed)
     small = whole._replace(pixels=whole.pixels[:count], labels=whole.labels[:count])
-    return small, corpus.batch_of(config.data, small, 8, config.seed)
+    return small, dataset.build_batch_function(config.data, small, 8, config.seed)
 
 
 def test_an_epoch_has_every_image_once_and_empty_rows_at_its_end():
-    whole, batch = batch_of(tiny_digits(data__crop=0))
+    whole, batch = batch_of(tiny_digits_config(data__crop=0))
     for epoch in (0, 1):
         rows = [batch(3 * epoch + step) for step in range(3)]
         labels = np.concatenate([each['first'] for each in rows])
@@ -52,11 +52,13 @@ def test_an_epoch_has_every_image_once_and_empty_rows_at_its_end():
         seen = sorted(image.tobytes() for image in pixels[labels >= 0])
         assert seen == sorted(image.tobytes() for image in whole.pixels)
     assert not np.array_equal(batch(0)['first'], batch(3)['first'])
-    assert np.array_equal(batch(4)['images'], batch_of(tiny_digits(data__crop=0))[1](4)['images'])
+    assert np.array_equal(batch(4)['images'], batch_of(tiny_digits_config(data__crop=0))[1](4)['images'])
 
 
 def test_changes_are_new_in_each_step_and_the_same_again():
-    config = tiny_digits(data__crop=2, data__policy='trivial', data__cutmix='1.0', data__mixup='0.5', data__erase='0.5')
+    config = tiny_digits_config(
+        data__crop=2, data__policy='trivial', data__cutmix='1.0', data__mixup='0.5', data__erase='0.5'
+    )
     batch = batch_of(config, 8)[1]
     again = batch_of(config, 8)[1]
     for name in ('images', 'first', 'second', 'share'):
@@ -66,13 +68,13 @@ def test_changes_are_new_in_each_step_and_the_same_again():
 
 
 def test_a_process_makes_the_groups_of_its_own_rows(monkeypatch):
-    monkeypatch.setattr(corpus, 'GROUP', 8)
+    monkeypatch.setattr(dataset, 'AUGMENT_GROUP', 8)
     changes = dict(data__crop=2, data__policy='rand', data__cutmix='1.0', data__mixup='0.5', data__erase='0.5')
-    config = task_of(tiny_digits(**changes)).config
-    whole = corpus.read(config.data, 'train', config.seed)
-    made, seen = corpus.batch_of(config.data, whole, 24, config.seed), []
-    change = corpus.Augment.__call__
-    monkeypatch.setattr(corpus.Augment, '__call__', lambda self, *args: seen.append(1) or change(self, *args))
+    config = create_task(tiny_digits_config(**changes)).config
+    whole = dataset.read_images(config.data, 'train', config.seed)
+    made, seen = dataset.build_batch_function(config.data, whole, 24, config.seed), []
+    change = dataset.Augment.__call__
+    monkeypatch.setattr(dataset.Augment, '__call__', lambda self, *args: seen.append(1) or change(self, *args))
     all_of = made(3)
     assert len({all_of['images'][i : i + 8].tobytes() for i in (0, 8, 16)}) == 3 and len(seen) == 3
     for rows, groups in ((slice(0, 12), 2), (slice(12, 24), 2), (slice(16, 24), 1), (slice(5, 6), 1)):
@@ -84,8 +86,8 @@ def test_a_process_makes_the_groups_of_its_own_rows(monkeypatch):
 
 
 def test_the_loss_of_two_labels_is_their_share():
-    task = task_of(tiny_digits(train__label_smoothing='0.1'))
-    params = jax.tree_util.tree_map_with_path(drawn, jax.eval_shape(task.init, jax.random.key(0)))
+    task = create_task(tiny_digits_config(train__label_smoothing='0.1'))
+    params = jax.tree_util.tree_map_with_path(random_parameter, jax.eval_shape(task.init, jax.random.key(0)))
     batch = task.batch(0)
     loss = jax.jit(task.loss)
     mixed = loss(params, batch | {'second': (batch['first'] + 1) % 10, 'share': np.full(16, 0.7, np.float32)},
@@ -106,31 +108,31 @@ def test_scores_by_hand():
     p = np.array([[0.7, 0.1, 0.1, 0.05, 0.03, 0.02], [0.1, 0.4, 0.3, 0.1, 0.06, 0.04], [0.3, 0.3, 0.1, 0.1, 0.1, 0.1],
                   [0.02, 0.9, 0.02, 0.02, 0.02, 0.02]])  # fmt: skip
     labels = np.array([0, 2, 0, 5])
-    found = scores.scores(p, labels)
+    found = scores.score_classification(p, labels)
     assert found['accuracy'] == 0.25  # a tie is not told apart
     assert found['top5'] == 0.75
     assert found['loss'] == pytest.approx(-np.mean(np.log([0.7, 0.3, 0.3, 0.02])))
     # Bins of 1/15: confidences 0.7, 0.4, 0.3, 0.9 stand alone, their accuracies are 1, 0, 1 (by argmax), 0.
     assert found['calibration_error'] == pytest.approx((0.3 + 0.4 + 0.7 + 0.9) / 4)
-    table = scores.confusion(p, labels)
+    table = scores.confusion_matrix(p, labels)
     assert table.sum() == 4 and table[0, 0] == 2 and table[2, 1] == 1 and table[5, 1] == 1
-    assert 'top5' not in scores.scores(p[:, :3], np.array([0, 1, 2, 0]))
-    lost = scores.scores(np.full((4, 6), np.nan), labels)
+    assert 'top5' not in scores.score_classification(p[:, :3], np.array([0, 1, 2, 0]))
+    lost = scores.score_classification(np.full((4, 6), np.nan), labels)
     assert lost['accuracy'] == lost['top5'] == 0 and np.isnan(lost['loss'])
 
 
 @pytest.mark.parametrize('size', [1, 7, 30, 64])
 def test_every_image_counts_once_whatever_the_batch(size, seeing, monkeypatch):
-    task, params, _ = run.load(seeing)
-    whole = corpus.read(task.config.data, 'test', task.config.seed)
+    task, params, _ = run.load_run(seeing)
+    whole = dataset.read_images(task.config.data, 'test', task.config.seed)
     monkeypatch.setattr('attnlab.tasks.vision.task.EVALUATION_IMAGES', size)
     found = task.probabilities(params, whole)
-    alone = [task.model.forward(params, prepared(image[None], task.scale, task.model.size), None)[0]
+    alone = [task.model.forward(params, preprocess_images(image[None], task.scale, task.model.size), None)[0]
              for image in whole.pixels[:3]]  # fmt: skip
     assert found.shape == (30, 10)
     np.testing.assert_allclose(found[:3], jax.nn.softmax(np.concatenate(alone)), atol=1e-5)
     stored = json.loads((seeing / 'scores-test.json').read_text())
-    assert scores.scores(found, whole.labels)['accuracy'] == stored['accuracy']
+    assert scores.score_classification(found, whole.labels)['accuracy'] == stored['accuracy']
 
 
 def test_what_eval_writes(seeing):
@@ -138,12 +140,12 @@ def test_what_eval_writes(seeing):
     assert stored['images'] == 30 and {'accuracy', 'top5', 'loss', 'calibration_error'} < set(stored)
     with np.load(seeing / 'samples' / 'test.npz') as arrays:
         assert arrays['confusion'].sum() == 30 and arrays['probabilities'].shape == (30, 10)
-        table = scores.confusion(arrays['probabilities'], arrays['labels'])
+        table = scores.confusion_matrix(arrays['probabilities'], arrays['labels'])
         np.testing.assert_array_equal(table, arrays['confusion'])
     shown = json.loads((seeing / 'figures' / 'eval-test' / 'pictures.json').read_text())
     names = [each['file'].removesuffix('.png') for each in shown]
     assert names == ['rollout', 'mistakes', 'confusion', 'calibration', 'positions', 'filters']
-    text = page.run_page(seeing).read_text()
+    text = page.write_run_page(seeing).read_text()
     assert text.count('<img') == 1 + len(shown) and 'Accuracy' in text and 'principal components' in text
 
 
@@ -154,19 +156,19 @@ def test_metrics_tell_of_waiting_and_of_accuracy(seeing):
 
 
 def test_the_scale_is_that_of_the_training_images(seeing):
-    scale, config = corpus.load(seeing), run.task_in(seeing).config
-    train = corpus.read(config.data, 'train', config.seed)
-    x = np.asarray(prepared(train.pixels, scale, (16, 16)))
+    scale, config = dataset.load_image_statistics(seeing), run.load_task(seeing).config
+    train = dataset.read_images(config.data, 'train', config.seed)
+    x = np.asarray(preprocess_images(train.pixels, scale, (16, 16)))
     assert abs(x.mean()) < 1e-4 and abs(x.std() - 1) < 1e-4
-    larger = prepared(train.pixels[:2], scale, (32, 16))
+    larger = preprocess_images(train.pixels[:2], scale, (32, 16))
     assert larger.shape == (2, 32, 16, 1)
     (seeing / 'images.json').rename(seeing / 'elsewhere.json')
     with pytest.raises(UserError, match='images.json cannot be read'):
-        corpus.load(seeing)
+        dataset.load_image_statistics(seeing)
     for damaged in ('[]', 'null', '{"mean": 1, "deviation": 1, "names": 1}', '{'):
         (seeing / 'images.json').write_text(damaged)
         with pytest.raises(UserError, match='images.json cannot be read'):
-            corpus.load(seeing)
+            dataset.load_image_statistics(seeing)
     (seeing / 'elsewhere.json').rename(seeing / 'images.json')
 
 
@@ -177,23 +179,23 @@ def test_any_name_of_a_class_is_drawn_as_it_is():
     names = ['_a', '$a$', r'$\bad$', 'sea lion']
     whole = Images(np.zeros((4, 8, 8, 1), np.uint8), np.arange(4, dtype=np.int32), tuple(names))
     probabilities = np.eye(4)[[1, 0, 3, 2]]
-    figure = drawings.confusion(probabilities, whole)
-    heatmap.png(figure)  # mathematics that does not parse would raise
+    figure = figures.plot_confusion_matrix(probabilities, whole)
+    heatmap.render_png(figure)  # mathematics that does not parse would raise
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == names
-    heatmap.png(drawings.mistakes(whole, probabilities, np.arange(4)))
+    heatmap.render_png(figures.plot_mistakes(whole, probabilities, np.arange(4)))
 
 
 def test_every_attention_is_drawn_and_nothing_else_changes(seeing, tmp_path, capsys):
-    before = files(seeing)
+    before = hash_run_files(seeing)
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)).save(tmp_path / 'a.png')
     assert cli.main(['attend', f'--workdir={seeing}', '3', str(tmp_path / 'a.png')]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [path.name for path in written] == ['weights.npz', 'heads.png', 'rollout.png'] * 2
-    assert files(seeing) == before
+    assert hash_run_files(seeing) == before
     with np.load(written[0]) as arrays:
         weights, rolled, image = (arrays[name] for name in ('attention', 'rollout', 'image'))
-    config = run.task_in(seeing).config
-    np.testing.assert_array_equal(image, corpus.read(config.data, 'test', config.seed).pixels[3])
+    config = run.load_task(seeing).config
+    np.testing.assert_array_equal(image, dataset.read_images(config.data, 'test', config.seed).pixels[3])
     assert weights.shape == (1, 2, 16, 16)
     np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
     by_hand = ((weights[0].mean(axis=0) + np.eye(16)) / 2).mean(axis=0).reshape(4, 4)
@@ -201,41 +203,41 @@ def test_every_attention_is_drawn_and_nothing_else_changes(seeing, tmp_path, cap
 
 
 def test_a_class_token_reads_for_itself():
-    model = task_of(tiny_digits(model__pool='class', model__registers=1)).model
+    model = create_task(tiny_digits_config(model__pool='class', model__registers=1)).model
     weights = np.random.default_rng(0).random((2, 18, 18))
-    np.testing.assert_array_equal(pictures.read(weights, model), weights[:, 1, 2:].reshape(2, 4, 4))
+    np.testing.assert_array_equal(pictures.attention_to_grid(weights, model), weights[:, 1, 2:].reshape(2, 4, 4))
     stacked = np.random.default_rng(1).dirichlet(np.ones(18), (1, 3, 2, 18))
     total = np.eye(18)
     for layer in range(3):
         total = (stacked[0, layer].mean(axis=0) / 2 + np.eye(18) / 2) @ total
-    np.testing.assert_allclose(pictures.rollout(stacked, model)[0], total[1, 2:].reshape(4, 4), atol=1e-12)
+    np.testing.assert_allclose(pictures.attention_rollout(stacked, model)[0], total[1, 2:].reshape(4, 4), atol=1e-12)
 
 
 @pytest.mark.parametrize('side', [28, 224])
 def test_a_picture_of_any_size_is_cut_and_brought_to_that_of_the_others(side, tmp_path):
     for width in (29, 58, 116, 123, 225, 232, 1):
         Image.new('RGB', (width, width + 1), 'red').save(tmp_path / 'a.png')
-        np.testing.assert_array_equal(pictures.opened(str(tmp_path / 'a.png'), (side, side, 3))[..., 0], 255)
+        np.testing.assert_array_equal(pictures.open_image(str(tmp_path / 'a.png'), (side, side, 3))[..., 0], 255)
 
 
 def test_a_picture_of_any_kind_is_as_it_looks(tmp_path):
     path = str(tmp_path / 'a.png')
     ramp = np.repeat(np.arange(256, dtype=np.uint16) * 257, 256).reshape(256, 256)
     Image.fromarray(ramp).save(path)
-    np.testing.assert_array_equal(pictures.opened(path, (256, 256, 1))[..., 0], ramp // 257)
+    np.testing.assert_array_equal(pictures.open_image(path, (256, 256, 1))[..., 0], ramp // 257)
     clear = np.zeros((8, 8, 4), np.uint8)
     clear[2:4, 2:4, 3] = 255  # black, the rest transparent
     Image.fromarray(clear).save(path)
-    np.testing.assert_array_equal(pictures.opened(path, (8, 8, 3))[..., 0] == 0, clear[..., 3] == 255)
+    np.testing.assert_array_equal(pictures.open_image(path, (8, 8, 3))[..., 0] == 0, clear[..., 3] == 255)
     upright = Image.new('L', (6, 6))
     upright.putpixel((0, 0), 255)
     turned = Image.Exif()
     turned[0x0112] = 3  # upside down
     upright.save(path, exif=turned)
-    assert pictures.opened(path, (6, 6, 1))[5, 5, 0] == 255
+    assert pictures.open_image(path, (6, 6, 1))[5, 5, 0] == 255
     Image.new('F', (6, 6)).save(tmp_path / 'a.tiff')
     with pytest.raises(UserError, match='a.tiff: pixels have 32 bits; expected 8 or 16 in each channel'):
-        pictures.opened(str(tmp_path / 'a.tiff'), (6, 6, 1))
+        pictures.open_image(str(tmp_path / 'a.tiff'), (6, 6, 1))
 
 
 def test_truncated_large_and_other_files_are_told_apart(tmp_path):
@@ -247,11 +249,11 @@ def test_truncated_large_and_other_files_are_told_apart(tmp_path):
         for kept in (12, 30, 100, len(whole) // 2):
             path.write_bytes(whole[:kept])
             with pytest.raises(UserError, match=r'a: cannot be read \(truncated or damaged\); expected a number'):
-                pictures.opened(str(path), (8, 8, 3))
+                pictures.open_image(str(path), (8, 8, 3))
     for data, message in ((b'', 'empty'), (b'Not an image.', 'not an image')):
         path.write_bytes(data)
         with pytest.raises(UserError, match=rf'a: cannot be read \({message}\)'):
-            pictures.opened(str(path), (8, 8, 3))
+            pictures.open_image(str(path), (8, 8, 3))
 
 
 @pytest.mark.parametrize('factor', [1.5, 3])  # Pillow warns of the first and refuses the second
@@ -259,16 +261,16 @@ def test_a_large_picture_is_read_and_one_too_large_is_named(tmp_path, monkeypatc
     Image.new('RGB', (40, 30), 'red').save(tmp_path / 'a.png')
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', int(1200 / factor))
     if factor < 2:
-        assert np.all(pictures.opened(str(tmp_path / 'a.png'), (8, 8, 3)) == (255, 0, 0))
+        assert np.all(pictures.open_image(str(tmp_path / 'a.png'), (8, 8, 3)) == (255, 0, 0))
     else:
         with pytest.raises(UserError, match=r'too large: Image size \(1200 pixels\) exceeds limit of 800 pixels\)'):
-            pictures.opened(str(tmp_path / 'a.png'), (8, 8, 3))
+            pictures.open_image(str(tmp_path / 'a.png'), (8, 8, 3))
 
 
 def test_a_device_without_end_is_no_picture(monkeypatch):
-    monkeypatch.setattr(pictures, 'LARGEST_FILE', 1000)
+    monkeypatch.setattr(pictures, 'MAX_FILE_BYTES', 1000)
     with pytest.raises(UserError, match=r'/dev/zero: cannot be read \(too large: more than 1000 bytes\)'):
-        pictures.opened('/dev/zero', (8, 8, 3))
+        pictures.open_image('/dev/zero', (8, 8, 3))
 
 
 def test_a_picture_may_come_from_a_pipe(tmp_path):
@@ -276,7 +278,7 @@ def test_a_picture_may_come_from_a_pipe(tmp_path):
     os.mkfifo(tmp_path / 'pipe')
     data = (tmp_path / 'a.png').read_bytes()
     threading.Thread(target=(tmp_path / 'pipe').write_bytes, args=[data], daemon=True).start()
-    assert np.all(pictures.opened(str(tmp_path / 'pipe'), (8, 8, 3)) == (255, 0, 0))
+    assert np.all(pictures.open_image(str(tmp_path / 'pipe'), (8, 8, 3)) == (255, 0, 0))
 
 
 @pytest.mark.parametrize(('words', 'message'), [
@@ -316,8 +318,8 @@ def first_losses():
     """The loss of the first batch, of no change and of any; parameters of one name and shape are always the same."""
 
     def of(**changes):
-        task = task_of(tiny_digits(**changes))
-        params = jax.tree_util.tree_map_with_path(drawn, jax.eval_shape(task.init, jax.random.key(0)))
+        task = create_task(tiny_digits_config(**changes))
+        params = jax.tree_util.tree_map_with_path(random_parameter, jax.eval_shape(task.init, jax.random.key(0)))
         sums = jax.jit(task.loss)(params, task.batch(0), jax.random.key(0))
         return float(sums.total / sums.weight)
 
@@ -358,7 +360,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(override, message, tmp_pat
 def test_the_plain_transformer_has_as_many_parameters_as_the_compact_one():
     sizes = {}
     for arg in ('', ':vit', ':resnet'):
-        sizes[arg] = count.tree_size(task_of(configs.load(SMALL + arg)).outline(None, False).params)
+        sizes[arg] = count.tree_size(create_task(configs.load_experiment(SMALL + arg)).outline(None, False).params)
     assert sizes[':vit'] == pytest.approx(sizes[''], rel=0.1) and sizes[':resnet'] == pytest.approx(sizes[''], rel=0.1)
 
 
@@ -366,16 +368,16 @@ def test_the_plain_transformer_has_as_many_parameters_as_the_compact_one():
 
 
 def test_a_run_goes_on_at_another_resolution(quickly, seeing, tmp_path):
-    config = tiny_digits(start=str(seeing), model__image='32,16', train__duration='1 steps')
-    loaded = run.load(seeing)
-    params = task_of(config).adapted(loaded.task, loaded.params)
+    config = tiny_digits_config(start=str(seeing), model__image='32,16', train__duration='1 steps')
+    loaded = run.load_run(seeing)
+    params = create_task(config).adapted(loaded.task, loaded.params)
     assert params['positions']['table'].shape == (32, 16)
     old, new = (np.asarray(x['positions']['table']) for x in (loaded.params, params))
     np.testing.assert_allclose(new.reshape(8, 4, 16).mean(axis=(0, 1)), old.mean(axis=0), atol=0.01)
-    run.train(config, tmp_path / 'larger')
+    run.train_run(config, tmp_path / 'larger')
     first = json.loads((tmp_path / 'larger' / 'metrics.jsonl').read_text().splitlines()[0])
-    fresh = tiny_digits(model__image='32,16', train__duration='1 steps')
-    run.train(fresh, tmp_path / 'fresh')
+    fresh = tiny_digits_config(model__image='32,16', train__duration='1 steps')
+    run.train_run(fresh, tmp_path / 'fresh')
     assert first['loss'] != json.loads((tmp_path / 'fresh' / 'metrics.jsonl').read_text().splitlines()[0])['loss']
 
 
@@ -383,29 +385,31 @@ def test_a_start_holds_on_several_devices_and_until_there_is_a_checkpoint(quickl
     losses = {}
     for name, changes in {'one': {}, 'two': dict(train__mesh='data=2'), 'none': dict(start='')}.items():
         (tmp_path / name / 'checkpoints').mkdir(parents=True)  # as a kill before the first save leaves it
-        run.train(tiny_digits(**(dict(start=str(seeing), train__duration='1 steps') | changes)), tmp_path / name)
-        losses[name] = metrics.read(tmp_path / name)[0]['loss']
+        run.train_run(
+            tiny_digits_config(**(dict(start=str(seeing), train__duration='1 steps') | changes)), tmp_path / name
+        )
+        losses[name] = metrics.read_metrics(tmp_path / name)[0]['loss']
     assert losses['two'] == pytest.approx(losses['one'], rel=1e-5)
     assert abs(losses['one'] - losses['none']) > 1e-3
 
 
 def test_what_does_not_fit_is_named(seeing, tmp_path):
-    config = tiny_digits(start=str(seeing), model__pool='class')
+    config = tiny_digits_config(start=str(seeing), model__pool='class')
     with pytest.raises(UserError, match=r'start .*/class has shape None; this config expects \(16,\)'):
-        run.train(config, tmp_path / 'run')
-    larger = tiny_digits(start=str(seeing), model__pool='class', model__image='32,32')
+        run.train_run(config, tmp_path / 'run')
+    larger = tiny_digits_config(start=str(seeing), model__pool='class', model__image='32,32')
     with pytest.raises(UserError, match=r'class has shape None|table has shape \(64, 16\); this config expects \(65,'):
-        run.train(larger, tmp_path / 'run')
+        run.train_run(larger, tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 
 def test_another_pooling_does_not_take_an_old_checkpoint(seeing):
-    config = configs.read(seeing / 'config.json')
+    config = configs.load_config(seeing / 'config.json')
     with config.copy_and_resolve_references().unlocked() as changed:
         changed.model.pool = 'class'
-    configs.save(changed, seeing / 'config.json')
+    configs.save_config(changed, seeing / 'config.json')
     try:
         with pytest.raises(UserError, match=r'params/class has shape None; this config expects \(16,\)'):
-            run.load(seeing)
+            run.load_run(seeing)
     finally:
-        configs.save(config, seeing / 'config.json')
+        configs.save_config(config, seeing / 'config.json')

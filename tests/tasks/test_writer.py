@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from attnlab import cli, environment
-from attnlab.data import tokens
-from attnlab.data.corpus import Text
+from attnlab.data import tokenizers
+from attnlab.data.corpus import SourceText
 from attnlab.errors import UserError
-from attnlab.tasks.language import writer
+from attnlab.tasks.language import generation
 from attnlab.train import run
-from tests.tiny import LINES, T, files, text_of
+from tests.tiny import LINES, T, decode_ids, hash_run_files
 
 # Writing
 
@@ -21,7 +21,7 @@ from tests.tiny import LINES, T, files, text_of
 @pytest.fixture(scope='module')
 def write(speaker):
     model, params, vocabulary, _ = speaker
-    return partial(writer.write, model, params, vocabulary, 'the cat', False)
+    return partial(generation.generate_texts, model, params, vocabulary, 'the cat', False)
 
 
 def test_the_likeliest_text_is_a_plain_loops(speaker, write, caplog):
@@ -32,10 +32,10 @@ def test_the_likeliest_text_is_a_plain_loops(speaker, write, caplog):
         seen = seen if len(seen) <= T else seen[-T // 2 :]
         following = int(logits(np.array(seen))[-1].argmax())
         text, seen = [*text, following], [*seen, following]
-    assert write(tokens=2 * T, temperature=0.0) == [text_of(vocabulary, text)]
+    assert write(tokens=2 * T, temperature=0.0) == [decode_ids(vocabulary, text)]
     assert len(set(text[-8:])) > 3
     assert caplog.messages == ['the context of 16 tokens is full: goes on from its last half']
-    assert write(tokens=2 * T, top_k=1, seed=5) == [text_of(vocabulary, text)]
+    assert write(tokens=2 * T, top_k=1, seed=5) == [decode_ids(vocabulary, text)]
 
 
 def test_a_sample_is_the_same_however_many_there_are(write):
@@ -46,15 +46,15 @@ def test_a_sample_is_the_same_however_many_there_are(write):
 
 
 def test_many_tokens_are_one_program(write, monkeypatch):
-    made, real = [], writer.continuation
-    monkeypatch.setattr(writer, 'continuation', lambda *args: made.append(real(*args)) or made[-1])
+    made, real = [], generation.build_sampler
+    monkeypatch.setattr(generation, 'build_sampler', lambda *args: made.append(real(*args)) or made[-1])
     (text,) = write(tokens=200)
     assert len(text) == 207 and [each._cache_size() for each in made] == [1]
 
 
 def test_documents_end_with_their_own_end(documents):
-    task, params, _ = run.load(documents)
-    say = partial(writer.write, task.model, params, task.vocabulary, documents=True, tokens=60)
+    task, params, _ = run.load_run(documents)
+    say = partial(generation.generate_texts, task.model, params, task.vocabulary, documents=True, tokens=60)
     many = say('', samples=8, seed=1)
     few = say('', samples=4, seed=1)
     assert few == many[:4]
@@ -66,16 +66,20 @@ def test_documents_end_with_their_own_end(documents):
 
 
 def test_words_of_a_prompt_that_training_lacks_are_named(caplog):
-    vocabulary = tokens.build('subwords', [Text(line, 'lines') for line in LINES], 300, documents=True)
-    writer.start(vocabulary, 'the cät sees\n日本 the cat', True)
+    vocabulary = tokenizers.build_tokenizer(
+        'subwords', [SourceText(line, 'lines') for line in LINES], 300, documents=True
+    )
+    generation.encode_prompt(vocabulary, 'the cät sees\n日本 the cat', True)
     assert caplog.messages == ['unknown to the model, as its training text lacks them: cät, 日本']
 
 
 @pytest.mark.parametrize('documents', [True, False])
 def test_a_prompt_of_which_nothing_is_left_is_empty(documents):
-    vocabulary = tokens.build('subwords', [Text(line, 'lines') for line in LINES], 300, documents=True)
+    vocabulary = tokenizers.build_tokenizer(
+        'subwords', [SourceText(line, 'lines') for line in LINES], 300, documents=True
+    )
     with pytest.raises(UserError, match='the prompt is empty'):
-        writer.start(vocabulary, '\u200b', documents)
+        generation.encode_prompt(vocabulary, '\u200b', documents)
 
 
 REFUSED = [
@@ -114,12 +118,12 @@ def test_generate_prints_each_text(stream, capsys):
 
 def test_attend_draws_each_layer_and_keeps_the_run_as_it_is(stream, speaker, capsys):
     *_, vocabulary, _ = speaker
-    before, text = files(stream), 'the cat fears'
+    before, text = hash_run_files(stream), 'the cat fears'
     assert cli.main(['attend', f'--workdir={stream}', text]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [path.name for path in written] == ['weights.npz', 'attention-layer1.png']
     assert len({path.parent for path in written}) == 1 and written[0].parent.parent == stream / 'figures'
-    assert written[1].read_bytes().startswith(b'\x89PNG\r\n') and files(stream) == before
+    assert written[1].read_bytes().startswith(b'\x89PNG\r\n') and hash_run_files(stream) == before
     with np.load(written[0], allow_pickle=False) as arrays:
         weights = arrays['attention']
         pieces = list(text.replace(' ', vocabulary.pieces(vocabulary.encode(' '))[0]))
@@ -157,8 +161,8 @@ def test_what_is_larger_than_the_memory_is_refused_before_anything_is_made(speak
     """On a machine of 16 GB; the parameters come as shapes, with which nothing could be computed."""
     model, params, vocabulary, _ = speaker
     shapes = jax.eval_shape(lambda: params)
-    monkeypatch.setattr(environment, 'memory', lambda: 16 * 10**9)
+    monkeypatch.setattr(environment, 'host_memory_bytes', lambda: 16 * 10**9)
     for numbers in (dict(tokens=10**9), dict(samples=10**9, tokens=1), dict(samples=10**5, tokens=10**5)):
         with pytest.raises(UserError, match='samples of .* tokens take about .* bytes; this machine has 1.6e\\+10'):
-            writer.write(model, shapes, vocabulary, 'the cat', False, **numbers)
+            generation.generate_texts(model, shapes, vocabulary, 'the cat', False, **numbers)
     assert len(write(tokens=3, samples=2)) == 2

@@ -9,9 +9,9 @@ import numpy as np
 
 from attnlab import tasks
 from attnlab.configs.run import OptimizerConfig, RunConfig, TrainConfig
-from attnlab.kernels.losses import Sums
+from attnlab.kernels.losses import LossSums
 from attnlab.train import checkpoint, loop, metrics
-from attnlab.train.setup import assemble
+from attnlab.train.setup import make_setup
 from attnlab.train.step import Hyperparameters, make_update
 
 EXAMPLES, BATCH = 32, 8
@@ -23,7 +23,7 @@ def make_task(loss=None, evaluate=None, batch=None):
     def squares(params, batch, rng):
         inputs = batch['x'] + 0.1 * jax.random.normal(rng, batch['x'].shape)
         errors = jnp.where(batch['kept'], (inputs @ params['w'] - batch['y']) ** 2, 0.0)
-        return Sums(jnp.sum(errors), jnp.sum(batch['kept']), {'squares': jnp.sum(errors)})
+        return LossSums(jnp.sum(errors), jnp.sum(batch['kept']), {'squares': jnp.sum(errors)})
 
     def chosen(step):
         rows = np.random.default_rng((0, step)).permutation(EXAMPLES)[:BATCH]
@@ -51,7 +51,7 @@ def config(seed=3, **changes):
 
 
 def records(workdir, split):
-    return [record for record in metrics.read(workdir) if record['split'] == split]
+    return [record for record in metrics.read_metrics(workdir) if record['split'] == split]
 
 
 def same_runs(first, second):
@@ -70,14 +70,14 @@ def newest(workdir, name='sgd'):
 
 def newest_of(config, workdir):
     """The newest checkpoint of a run of any config."""
-    task = tasks.task_of(config, workdir)
+    task = tasks.create_task(config, workdir)
     return _newest(task.config, task.init, workdir)
 
 
 def _newest(config, init, workdir):
-    shapes = jax.eval_shape(partial(assemble(config, EXAMPLES).initial, init), np.uint32(0))
-    with checkpoint.manager(workdir) as manager:
-        return checkpoint.latest(manager, *loop.checkpoint_items(shapes))
+    shapes = jax.eval_shape(partial(make_setup(config, EXAMPLES).initial, init), np.uint32(0))
+    with checkpoint.checkpoint_manager(workdir) as manager:
+        return checkpoint.restore_latest(manager, *loop.checkpoint_items(shapes))
 
 
 def update_of(loss, optimize, accumulate=1, rate=1.0, **more):

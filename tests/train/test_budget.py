@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 from attnlab.tasks.align.task import AlignTask
 from attnlab.train import run
-from tests.tiny import tiny_config
+from tests.tiny import tiny_grammar_config
 
 compiled, shapes, resident = [], set(), {}
 batch = AlignTask.batch
@@ -37,7 +37,7 @@ def counted(task, step, rows=slice(None)):
 
 AlignTask.batch = counted
 changes = {'train__duration': '200 steps', 'train__eval_every': '50 steps', 'data__widths': '8,12,16,20'}
-run.train(tiny_config(**changes), Path(sys.argv[1]))
+run.train_run(tiny_grammar_config(**changes), Path(sys.argv[1]))
 print(json.dumps([len(compiled), len(shapes), resident[60], resident[199]]))
 """
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attnlab.errors import RunError, Stopped, UserError
 from attnlab.train import checkpoint
-from attnlab.train.checkpoint import Progress, Saved
+from attnlab.train.checkpoint import Checkpoint, RunProgress
 
 OPTIMIZE = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
 
@@ -23,7 +23,7 @@ def params(value, width=3):
 
 def saved(step, best=None, best_step=None):
     tree = params(float(step))
-    return Saved(step, tree, OPTIMIZE.init(tree), Progress(best, best_step, 0))
+    return Checkpoint(step, tree, OPTIMIZE.init(tree), RunProgress(best, best_step, 0))
 
 
 def shapes(width=3):
@@ -31,9 +31,9 @@ def shapes(width=3):
 
 
 def save_all(workdir, *many):
-    with checkpoint.manager(workdir) as manager:
+    with checkpoint.checkpoint_manager(workdir) as manager:
         for one in many:
-            checkpoint.save(manager, one)
+            checkpoint.save_checkpoint(manager, one)
         return sorted(manager.all_steps())
 
 
@@ -43,25 +43,25 @@ def test_steps_are_numbers_and_the_newest_two_stay(tmp_path):
 
 def test_the_best_stays_too(tmp_path):
     assert save_all(tmp_path, saved(1, 0.5, 1), saved(2, 0.5, 1), saved(3, 0.5, 1), saved(4, 0.5, 1)) == [1, 3, 4]
-    with checkpoint.manager(tmp_path) as manager:
-        assert checkpoint.latest(manager, *shapes()).step == 4
-        best = checkpoint.best(manager, shapes()[0])
+    with checkpoint.checkpoint_manager(tmp_path) as manager:
+        assert checkpoint.restore_latest(manager, *shapes()).step == 4
+        best = checkpoint.restore_best(manager, shapes()[0])
     assert best.step == 1
     np.testing.assert_array_equal(best.params['layer']['kernel'], 1.0)
 
 
 @pytest.mark.parametrize('step', [50, 100])
 def test_an_older_or_equal_step_is_not_dropped_in_silence(tmp_path, step):
-    with checkpoint.manager(tmp_path) as manager:
-        checkpoint.save(manager, saved(100))
+    with checkpoint.checkpoint_manager(tmp_path) as manager:
+        checkpoint.save_checkpoint(manager, saved(100))
         with pytest.raises(ValueError, match=f'step {step} is not newer than the saved step 100'):
-            checkpoint.save(manager, saved(step))
+            checkpoint.save_checkpoint(manager, saved(step))
 
 
 def test_what_comes_back_is_what_went_in_and_can_be_updated(tmp_path):
     save_all(tmp_path, saved(7, 0.25, 7))
-    with checkpoint.manager(tmp_path) as manager:
-        back = checkpoint.latest(manager, *shapes())
+    with checkpoint.checkpoint_manager(tmp_path) as manager:
+        back = checkpoint.restore_latest(manager, *shapes())
     want = saved(7, 0.25, 7)
     assert back.progress == want.progress
     assert jax.tree.structure(back) == jax.tree.structure(want)
@@ -72,9 +72,9 @@ def test_what_comes_back_is_what_went_in_and_can_be_updated(tmp_path):
 
 def test_another_shape_is_refused_by_the_name_of_the_parameter(tmp_path):
     save_all(tmp_path, saved(1))
-    with checkpoint.manager(tmp_path) as manager:
+    with checkpoint.checkpoint_manager(tmp_path) as manager:
         with pytest.raises(UserError, match=r'params/layer/bias has shape \(3,\); this config expects \(4,\)'):
-            checkpoint.latest(manager, *shapes(width=4))
+            checkpoint.restore_latest(manager, *shapes(width=4))
 
 
 def test_a_signal_in_the_midst_of_reading_is_no_damage(tmp_path, monkeypatch):
@@ -84,14 +84,14 @@ def test_a_signal_in_the_midst_of_reading_is_no_damage(tmp_path, monkeypatch):
         raise Stopped(15, 0)
 
     monkeypatch.setattr(checkpoint, '_read', stopped)
-    with checkpoint.manager(tmp_path) as manager, pytest.raises(Stopped):
-        checkpoint.latest(manager, *shapes())
+    with checkpoint.checkpoint_manager(tmp_path) as manager, pytest.raises(Stopped):
+        checkpoint.restore_latest(manager, *shapes())
 
 
 def test_nothing_saved_is_none(tmp_path):
-    with checkpoint.manager(tmp_path) as manager:
-        assert checkpoint.latest(manager, *shapes()) is None
-        assert checkpoint.best(manager, shapes()[0]) is None
+    with checkpoint.checkpoint_manager(tmp_path) as manager:
+        assert checkpoint.restore_latest(manager, *shapes()) is None
+        assert checkpoint.restore_best(manager, shapes()[0]) is None
 
 
 @pytest.fixture
@@ -111,15 +111,15 @@ def gate(monkeypatch):
 def test_a_save_goes_on_while_training_does_and_keeps_what_it_was_given(tmp_path, gate):
     trees = jax.tree.map(jnp.copy, (saved(1).params, saved(1).optimizer))
     step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
-    with checkpoint.manager(tmp_path) as manager:
-        checkpoint.save(manager, Saved(1, *trees, Progress()))
+    with checkpoint.checkpoint_manager(tmp_path) as manager:
+        checkpoint.save_checkpoint(manager, Checkpoint(1, *trees, RunProgress()))
         for _ in range(3):
             trees = jax.block_until_ready(step(trees))  # takes over the memory of what is being saved
         assert not (tmp_path / 'checkpoints' / '1').exists()
         gate.set()
-        checkpoint.finish(manager)
+        checkpoint.wait_for_save(manager)
         assert (tmp_path / 'checkpoints' / '1').exists()
-        jax.tree.map(np.testing.assert_array_equal, checkpoint.latest(manager, *shapes()), saved(1))
+        jax.tree.map(np.testing.assert_array_equal, checkpoint.restore_latest(manager, *shapes()), saved(1))
 
 
 def test_what_is_written_is_a_copy(tmp_path, monkeypatch):
@@ -149,43 +149,43 @@ def test_a_failed_save_is_told_in_one_line_and_the_older_steps_stay(tmp_path, wh
     save_all(tmp_path, saved(1), saved(2))
     gate.clear()
     with pytest.raises(RunError, match=f'^a checkpoint could not be saved in {folder}: .*$') as told:
-        with checkpoint.manager(tmp_path) as manager:
-            checkpoint.save(manager, saved(3))
+        with checkpoint.checkpoint_manager(tmp_path) as manager:
+            checkpoint.save_checkpoint(manager, saved(3))
             while len(list(folder.glob('3.*/*/_METADATA'))) < 2:  # written last; what writes yet makes its folder anew
                 time.sleep(0.01)
             folder.rename(aside)
             folder.touch()
             gate.set()
             if where == 'finish':
-                checkpoint.finish(manager)
+                checkpoint.wait_for_save(manager)
             elif where == 'save':
-                checkpoint.save(manager, saved(4))
+                checkpoint.save_checkpoint(manager, saved(4))
     assert '\n' not in str(told.value)
     folder.unlink()
     aside.rename(folder)
     assert {'1', '2'} <= {path.name for path in folder.iterdir()} and not (folder / '3').exists()
-    with checkpoint.manager(tmp_path, read_only=True) as manager:
-        jax.tree.map(np.testing.assert_array_equal, checkpoint.latest(manager, *shapes()), saved(2))
+    with checkpoint.checkpoint_manager(tmp_path, read_only=True) as manager:
+        jax.tree.map(np.testing.assert_array_equal, checkpoint.restore_latest(manager, *shapes()), saved(2))
 
 
 def test_what_is_newer_than_the_step_a_run_goes_on_from_makes_room(tmp_path, caplog):
     save_all(tmp_path, saved(1), saved(2), saved(3))
     (tmp_path / 'checkpoints' / '3' / 'params' / 'manifest.ocdbt').unlink()
     (tmp_path / 'checkpoints' / '7').mkdir()
-    with checkpoint.manager(tmp_path) as manager:
-        assert checkpoint.latest(manager, *shapes()).step == 2
-        checkpoint.set_aside(manager, 2)
+    with checkpoint.checkpoint_manager(tmp_path) as manager:
+        assert checkpoint.restore_latest(manager, *shapes()).step == 2
+        checkpoint.set_aside_damaged(manager, 2)
         folder = tmp_path / 'checkpoints'
         assert [line for line in caplog.messages if 'is now' in line] == [
             f'checkpoint of step {step} is now {folder}/{step}.damaged: the run goes on from step 2' for step in (3, 7)
         ]
-        checkpoint.save(manager, saved(3))
-        jax.tree.map(np.testing.assert_array_equal, checkpoint.latest(manager, *shapes()), saved(3))
-        checkpoint.set_aside(manager, 2)  # once more: what was there before stays
+        checkpoint.save_checkpoint(manager, saved(3))
+        jax.tree.map(np.testing.assert_array_equal, checkpoint.restore_latest(manager, *shapes()), saved(3))
+        checkpoint.set_aside_damaged(manager, 2)  # once more: what was there before stays
         assert (folder / '3.damaged').is_dir() and (folder / '3.damaged-1').is_dir()
         assert not (folder / '3.damaged/params/manifest.ocdbt').exists()
-    with checkpoint.manager(tmp_path) as manager:
-        assert checkpoint.latest(manager, *shapes()).step == 2
+    with checkpoint.checkpoint_manager(tmp_path) as manager:
+        assert checkpoint.restore_latest(manager, *shapes()).step == 2
 
 
 def grid(count):
@@ -206,20 +206,20 @@ def test_an_array_comes_back_on_other_devices_than_it_was_saved_from(tmp_path):
     many = len(jax.devices())
     for step, count in enumerate([many, 1, many // 2, many], 1):
         placed = jax.device_put(state, divided(state, count))
-        save_all(tmp_path, Saved(step, *placed, Progress()))
+        save_all(tmp_path, Checkpoint(step, *placed, RunProgress()))
         for other in (1, many // 2, many):
             want = jax.tree.map(
                 lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), state, divided(state, other)
             )
-            with checkpoint.manager(tmp_path) as manager:
-                back = checkpoint.latest(manager, *want)
+            with checkpoint.checkpoint_manager(tmp_path) as manager:
+                back = checkpoint.restore_latest(manager, *want)
             assert back.step == step
             jax.tree.map(np.testing.assert_array_equal, (back.params, back.optimizer), state)
             assert back.params['kernel'].sharding == want[0]['kernel'].sharding
             assert back.optimizer[1][0].mu['kernel'].sharding == want[0]['kernel'].sharding
     plain = jax.eval_shape(lambda: state)
-    with checkpoint.manager(tmp_path) as manager:
-        back = checkpoint.latest(manager, *plain)
+    with checkpoint.checkpoint_manager(tmp_path) as manager:
+        back = checkpoint.restore_latest(manager, *plain)
     jax.tree.map(np.testing.assert_array_equal, (back.params, back.optimizer), state)
     assert back.params['kernel'].devices() == {jax.devices()[0]}
 
@@ -233,25 +233,25 @@ def test_checkpoints_in_a_folder_of_any_name_can_be_read_there_and_under_another
     save_all(workdir, saved(1))
     for moved in (False, True):
         folder = workdir.rename(tmp_path / 'renamed') if moved else workdir
-        with checkpoint.manager(folder, read_only=True) as manager:
-            jax.tree.map(np.testing.assert_array_equal, checkpoint.latest(manager, *shapes()), saved(1))
+        with checkpoint.checkpoint_manager(folder, read_only=True) as manager:
+            jax.tree.map(np.testing.assert_array_equal, checkpoint.restore_latest(manager, *shapes()), saved(1))
 
 
 @pytest.mark.parametrize('name', ['a\\b', 'gs:', 'gs:/x', '\udcff'])
 def test_a_folder_that_cannot_hold_checkpoints_is_refused(tmp_path, name):
     with pytest.raises(UserError, match='checkpoints cannot be saved in .*; expected a path in UTF-8 without'):
-        checkpoint.folder_of(tmp_path / name)
+        checkpoint.checkpoint_folder(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize('where', ['finish', 'save'])
 def test_a_step_that_cannot_be_read_is_not_taken_for_saved(tmp_path, where):
     with pytest.raises(RunError, match='^a checkpoint could not be saved in .*params.*$'):
-        with checkpoint.manager(tmp_path) as manager:
-            checkpoint.save(manager, saved(1))
+        with checkpoint.checkpoint_manager(tmp_path) as manager:
+            checkpoint.save_checkpoint(manager, saved(1))
             manager.wait_until_finished()
             (tmp_path / 'checkpoints' / '1' / 'params' / 'manifest.ocdbt').unlink()
             if where == 'finish':
-                checkpoint.finish(manager)
+                checkpoint.wait_for_save(manager)
             else:
-                checkpoint.save(manager, saved(2))
+                checkpoint.save_checkpoint(manager, saved(2))

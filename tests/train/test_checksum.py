@@ -29,7 +29,7 @@ def expected(array):
 
 
 def of(array):
-    return checksum.of_tree({'x': array})['x']
+    return checksum.tree_checksums({'x': array})['x']
 
 
 def drawn(shape, dtype):
@@ -84,6 +84,6 @@ def test_bits_count_not_values():
 
 def test_each_leaf_by_its_path():
     tree = {'b': jnp.ones(3), 'a': (jnp.zeros(2), {'c': jnp.arange(4)})}
-    sums = checksum.of_tree(tree)
+    sums = checksum.tree_checksums(tree)
     assert list(sums) == ['a/0', 'a/1/c', 'b']
     assert sums['a/1/c'] == expected(np.arange(4, dtype=np.int32)) and len(set(sums.values())) == 3

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab.kernels.losses import Sums
-from attnlab.tasks import task_of
+from attnlab.kernels.losses import LossSums
+from attnlab.tasks import create_task
 from attnlab.train import clock, loop, utilisation
 from attnlab.train.cost import gradient_flops
-from tests.tiny import tiny_config, tiny_language
+from tests.tiny import tiny_grammar_config, tiny_language_config
 from tests.train.helpers import config, make_task, records
 
 
@@ -64,44 +64,46 @@ def test_what_is_not_known_is_not_told(now):
 
 def costs(config):
     """Ours, and the gradient's own count."""
-    task = task_of(config)
+    task = create_task(config)
     shapes = jax.eval_shape(task.init, jax.random.key(0)), task.batch(0), jax.random.key(0)
-    own = utilisation.counter(task.loss, shapes[0], False)
-    return own(utilisation.shape_of(shapes[1])), lambda: gradient_flops(lambda *args: task.loss(*args).total, *shapes)
+    own = utilisation.make_flops_counter(task.loss, shapes[0], False)
+    return own(utilisation.batch_shape(shapes[1])), lambda: gradient_flops(
+        lambda *args: task.loss(*args).total, *shapes
+    )
 
 
 def test_it_is_the_gradients_count_without_what_is_computed_again(tmp_path):
-    plain, gradient = costs(tiny_language(tmp_path, model__layers=2))
+    plain, gradient = costs(tiny_language_config(tmp_path, model__layers=2))
     assert plain == gradient()
-    again, gradient = costs(tiny_language(tmp_path, model__layers=2, model__remat='full'))
+    again, gradient = costs(tiny_language_config(tmp_path, model__layers=2, model__remat='full'))
     assert again == plain < gradient()
-    recurrent, gradient = costs(tiny_config())
+    recurrent, gradient = costs(tiny_grammar_config())
     assert recurrent == gradient()
 
 
 @pytest.mark.parametrize('change', [{'model__experts': 2}, {'model__implementation': 'blockwise'}])
 def test_products_that_do_not_show_are_not_guessed(change, tmp_path):
-    assert math.isnan(costs(tiny_language(tmp_path, **change))[0])
+    assert math.isnan(costs(tiny_language_config(tmp_path, **change))[0])
 
 
 def product(params, batch, rng):
     assert batch['x'].ndim == 2 == params['w'].ndim
     total = jnp.sum((batch['x'] @ params['w']) ** 2)
-    return Sums(total, jnp.float32(1), {})
+    return LossSums(total, jnp.float32(1), {})
 
 
 @pytest.mark.parametrize('mapped', [False, True])
 def test_each_shape_by_hand(mapped):
-    of = utilisation.counter(product, {'w': np.zeros((2, 3, 5) if mapped else (3, 5), np.float32)}, mapped)
+    of = utilisation.make_flops_counter(product, {'w': np.zeros((2, 3, 5) if mapped else (3, 5), np.float32)}, mapped)
     for rows in (4, 8, 4):
         x = np.zeros((2, rows // 2, 3) if mapped else (rows, 3), np.float32)
-        assert of(utilisation.shape_of({'x': x})) == 2 * (2 * rows * 3 * 5)  # no gradient by x
+        assert of(utilisation.batch_shape({'x': x})) == 2 * (2 * rows * 3 * 5)  # no gradient by x
 
 
 @pytest.mark.parametrize('parallel', ['jit', 'pmap'])
 def test_a_run_tells_them(parallel, tmp_path, monkeypatch):
-    monkeypatch.setitem(utilisation.PEAKS, 'cpu', 1e9)
-    loop.train(config(mesh='data=2', parallel=parallel), make_task(), tmp_path)
+    monkeypatch.setitem(utilisation.PEAK_FLOPS, 'cpu', 1e9)
+    loop.run_training_loop(config(mesh='data=2', parallel=parallel), make_task(), tmp_path)
     speed = records(tmp_path, 'speed')[7]
     assert speed['flops_per_second'] == pytest.approx(speed['steps_per_second'] * 2 * (2 * 8 * 3))
     assert speed['utilisation'] == pytest.approx(speed['flops_per_second'] / 2e9)
@@ -111,5 +113,5 @@ def test_a_run_tells_them(parallel, tmp_path, monkeypatch):
 
 
 def test_no_peak_where_none_is_known():
-    assert utilisation.peak(4, 'cpu') is None
-    assert utilisation.peak(4, 'TPU v4') == 4 * 275e12
+    assert utilisation.peak_flops(4, 'cpu') is None
+    assert utilisation.peak_flops(4, 'TPU v4') == 4 * 275e12

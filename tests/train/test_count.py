@@ -10,7 +10,7 @@ import pytest
 from attnlab import cli, configs, tasks
 from attnlab.train import count
 from attnlab.train.cost import saved_bytes, tree_size
-from tests.tiny import LINES, tiny_language
+from tests.tiny import LINES, tiny_language_config
 
 LANGUAGE, ALIGN = 'experiments/language', 'experiments/align'
 VISION = 'experiments/vision/imagenet_b16.py'
@@ -43,7 +43,9 @@ def rows(tmp_path_factory):
             where = [('data.folder', str(folder)), ('model.layers', '2')] if 'shakespeare' in experiment else []
             where += [('model.active', '2')] if 'experts' in experiment else []
             start = time.monotonic()
-            found[experiment] = {each.name: each for each in count.count(configs.load(experiment, where))[1]}
+            found[experiment] = {
+                each.name: each for each in count.count_costs(configs.load_experiment(experiment, where))[1]
+            }
             assert time.monotonic() - start < 60
         return found[experiment]
 
@@ -51,8 +53,10 @@ def rows(tmp_path_factory):
 
 
 def parameters(experiment, layers=None, **changes):
-    config = configs.load(experiment, [(key.replace('__', '.'), str(value)) for key, value in changes.items()])
-    return tree_size(tasks.task_of(config).outline(layers, False).params)
+    config = configs.load_experiment(
+        experiment, [(key.replace('__', '.'), str(value)) for key, value in changes.items()]
+    )
+    return tree_size(tasks.create_task(config).outline(layers, False).params)
 
 
 @pytest.mark.parametrize('experiment', PUBLISHED)
@@ -114,8 +118,8 @@ def test_experts_have_all_parameters_and_an_active_share_of_the_work(rows):
 
 def test_mixtral_by_hand():
     experiment, D, F, L = f'{LANGUAGE}/mixtral_8x7b.py', 4096, 14336, 32
-    config = configs.load(experiment)
-    params = tasks.task_of(config).outline(None, False).params
+    config = configs.load_experiment(experiment)
+    params = tasks.create_task(config).outline(None, False).params
     assert count._size(params, 'expert', 2 / 8) == 12_879_925_248
     assert parameters(experiment, 2) - parameters(experiment, 1) == 8 * 3 * D * F + 8 * D + 2 * D * D * 5 // 4 + 2 * D
     assert count._size(params, 'expert', 0) == 46_702_792_704 - L * 8 * 3 * D * F
@@ -138,15 +142,18 @@ def test_a_translation_costs_what_its_training_does():
     activations = []
     for T in (256, 512, 1024):
         where = [('data.widths', f'{T}'), ('model.context', '2048'), ('model.implementation', 'blockwise')]
-        config = configs.load(f'{ALIGN}/transformer_base.py', where)
-        outline = tasks.task_of(config).outline(1, False)
+        config = configs.load_experiment(f'{ALIGN}/transformer_base.py', where)
+        outline = tasks.create_task(config).outline(1, False)
         activations.append(saved_bytes(outline.forward, outline.params, *outline.batch))
     assert activations[2] - activations[1] == pytest.approx(2 * (activations[1] - activations[0]), rel=0.01)
 
 
 def test_the_table(monkeypatch, capsys):
-    rows = [count.Row('parameters', 1000.0, 23.0, 4023.0, ''), count.Row('activations', None, None, 3 * 2.0**30, 'B')]
-    monkeypatch.setattr(count, 'count', lambda config: ('8 tokens', rows))
+    rows = [
+        count.CostRow('parameters', 1000.0, 23.0, 4023.0, ''),
+        count.CostRow('activations', None, None, 3 * 2.0**30, 'B'),
+    ]
+    monkeypatch.setattr(count, 'count_costs', lambda config: ('8 tokens', rows))
     assert cli.main(['count', f'--config={SHAKESPEARE}']) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.startswith('one row: 8 tokens') and head.split()[-5:] == ['each', 'layer', 'the', 'rest', 'all']
@@ -177,8 +184,8 @@ def test_a_model_that_cannot_be_is_refused_in_one_line(capsys, as_used, override
 def test_a_context_that_no_memory_holds_is_counted(tmp_path, positions):
     """A matrix of all pairs has 2^63 elements and more: the compiler's account is left empty."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    config = tiny_language(tmp_path, model__heads=4, model__context=2 * 10**9, model__positions=positions)
-    found = {row.name.strip(): row.whole for row in count.count(config)[1]}
+    config = tiny_language_config(tmp_path, model__heads=4, model__context=2 * 10**9, model__positions=positions)
+    found = {row.name.strip(): row.whole for row in count.count_costs(config)[1]}
     assert found["the compiler's, forward"] is None and found['FLOP, forward'] > 10**20
     assert (found['parameters'] > 16 * 2 * 10**9) == (positions == 'learned')
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # kilobytes: 1 GiB

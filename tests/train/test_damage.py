@@ -11,7 +11,7 @@ import pytest
 
 from attnlab.errors import UserError
 from attnlab.train import checkpoint
-from attnlab.train.checkpoint import Progress, Saved
+from attnlab.train.checkpoint import Checkpoint, RunProgress
 
 OPTIMIZE = optax.adam(1e-3)
 
@@ -22,7 +22,7 @@ def params(step):
 
 
 def saved(step):
-    return Saved(step, params(step), OPTIMIZE.init(params(step)), Progress(0.5, 1, 0))
+    return Checkpoint(step, params(step), OPTIMIZE.init(params(step)), RunProgress(0.5, 1, 0))
 
 
 def shapes():
@@ -33,9 +33,9 @@ def shapes():
 def healthy(tmp_path_factory):
     """Steps 1 and 2."""
     workdir = tmp_path_factory.mktemp('healthy')
-    with checkpoint.manager(workdir) as manager:
+    with checkpoint.checkpoint_manager(workdir) as manager:
         for step in (1, 2):
-            checkpoint.save(manager, saved(step))
+            checkpoint.save_checkpoint(manager, saved(step))
     return workdir
 
 
@@ -45,8 +45,8 @@ def workdir(healthy, tmp_path):
 
 
 def latest(workdir):
-    with checkpoint.manager(workdir, read_only=True) as manager:
-        return checkpoint.latest(manager, *shapes())
+    with checkpoint.checkpoint_manager(workdir, read_only=True) as manager:
+        return checkpoint.restore_latest(manager, *shapes())
 
 
 def passed_over(workdir, caplog):
@@ -168,11 +168,11 @@ STRAYS = {
 def test_something_strange_in_the_folder(workdir, kind, caplog):
     STRAYS[kind](workdir / 'checkpoints')
     assert latest(workdir).step == 2
-    with checkpoint.manager(workdir) as manager:
-        assert checkpoint.latest(manager, *shapes()).step == 2
-        checkpoint.set_aside(manager, 2)
+    with checkpoint.checkpoint_manager(workdir) as manager:
+        assert checkpoint.restore_latest(manager, *shapes()).step == 2
+        checkpoint.set_aside_damaged(manager, 2)
         for step in (30, 40):
-            checkpoint.save(manager, saved(step))
+            checkpoint.save_checkpoint(manager, saved(step))
     found = latest(workdir)
     jax.tree.map(np.testing.assert_array_equal, found, saved(40))
     lines = [record.getMessage() for record in caplog.records if record.name == 'root']
@@ -189,14 +189,14 @@ def test_all_damaged_is_an_error_not_a_fresh_start(workdir, caplog):
 
 def test_a_damaged_best_gives_way_to_the_newest(workdir, caplog):
     (workdir / 'checkpoints' / '1' / 'params' / 'manifest.ocdbt').write_bytes(b'')
-    with checkpoint.manager(workdir, read_only=True) as manager:
-        assert checkpoint.best(manager, shapes()[0]).step == 2
+    with checkpoint.checkpoint_manager(workdir, read_only=True) as manager:
+        assert checkpoint.restore_best(manager, shapes()[0]).step == 2
     assert len(caplog.messages) == 1
 
 
 def test_a_best_step_that_was_deleted_is_called_missing(workdir, caplog):
     shutil.rmtree(workdir / 'checkpoints' / '1')
-    with checkpoint.manager(workdir, read_only=True) as manager:
-        assert checkpoint.best(manager, shapes()[0]).step == 2
+    with checkpoint.checkpoint_manager(workdir, read_only=True) as manager:
+        assert checkpoint.restore_best(manager, shapes()[0]).step == 2
     [line] = caplog.messages
     assert line.startswith('checkpoint of step 1 is missing and passed over: ')

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.kernels import axes
-from attnlab.kernels.losses import Sums
+from attnlab.kernels import mesh_axes
+from attnlab.kernels.losses import LossSums
 from attnlab.train import checkpoint, devices, loop
-from attnlab.train.setup import assemble
+from attnlab.train.setup import make_setup
 from tests.train.helpers import config, make_task, records
 
 
@@ -26,7 +26,7 @@ def uneven():
 
     def squares(params, batch, rng):
         errors = jnp.where(batch['kept'], (batch['x'] @ params['w'] - batch['y']) ** 2, 0.0)
-        return Sums(jnp.sum(errors), jnp.sum(batch['kept']), {'squares': jnp.sum(errors)})
+        return LossSums(jnp.sum(errors), jnp.sum(batch['kept']), {'squares': jnp.sum(errors)})
 
     plain = make_task().batch
     return make_task(loss=squares, batch=lambda step: plain(step) | {'kept': np.arange(8) < 8 - step % 4})
@@ -39,24 +39,27 @@ def test_several_devices_train_as_one(tmp_path, parallel, count, accumulate):
     one, other = tmp_path / 'one', tmp_path / 'other'
     common = dict(accumulate=accumulate, duration='5 steps', ema=0.5)
     task = make_task() if parallel == 'jit' else uneven()
-    loop.train(config(mesh='data=1', **common), task, one)
-    loop.train(config(mesh=f'data={count}', parallel=parallel, **common), task, other)
+    loop.run_training_loop(config(mesh='data=1', **common), task, one)
+    loop.run_training_loop(config(mesh=f'data={count}', parallel=parallel, **common), task, other)
     for split in ('train', 'valid'):
         close(records(one, split), records(other, split))
-    with checkpoint.manager(one, read_only=True) as a, checkpoint.manager(other, read_only=True) as b:
+    with (
+        checkpoint.checkpoint_manager(one, read_only=True) as a,
+        checkpoint.checkpoint_manager(other, read_only=True) as b,
+    ):
         shapes = jax.eval_shape(lambda: {'w': jnp.zeros(3)})
-        saved = [checkpoint.best(manager, shapes).params['w'] for manager in (a, b)]
+        saved = [checkpoint.restore_best(manager, shapes).params['w'] for manager in (a, b)]
     np.testing.assert_allclose(*saved, atol=1e-5)
 
 
 def test_each_program_of_pmap_has_noise_of_its_own():
-    drawn = lambda params, batch, rng: Sums(
+    drawn = lambda params, batch, rng: LossSums(
         params['w'][0] + 1.0 * jax.random.bits(rng, (), jnp.uint16), jnp.float32(1), {}
     )
     task = make_task(loss=drawn)
     values = []
     for count in (1, 4):
-        setup = assemble(config(parallel='pmap', mesh=f'data={count}'), 32)
+        setup = make_setup(config(parallel='pmap', mesh=f'data={count}'), 32)
         layout = setup.layout
         state = layout.replicate(setup.initial(task.init, np.uint32(0)))
         update = setup.compiled(task.loss, state)
@@ -65,10 +68,10 @@ def test_each_program_of_pmap_has_noise_of_its_own():
 
 
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
-    loop.train(config(mesh='data=1', schedule='constant'), make_task(), tmp_path / 'whole')
+    loop.run_training_loop(config(mesh='data=1', schedule='constant'), make_task(), tmp_path / 'whole')
     for number, steps in ((1, 7), (4, 12), (2, 20)):
         made = config(mesh=f'data={number}', duration=f'{steps} steps', schedule='constant')
-        loop.train(made, make_task(), tmp_path / 'parts')
+        loop.run_training_loop(made, make_task(), tmp_path / 'parts')
     close(records(tmp_path / 'whole', 'train'), records(tmp_path / 'parts', 'train'))
 
 
@@ -81,19 +84,19 @@ def test_evaluated_where_the_parameters_lie_or_on_one_device(tmp_path, parallel,
         return {'loss': float(jnp.sum(params['w']))}
 
     changes = dict(mesh='data=4', parallel=parallel, duration='1 steps')
-    loop.train(config(**changes), make_task(evaluate=evaluate), tmp_path)
+    loop.run_training_loop(config(**changes), make_task(evaluate=evaluate), tmp_path)
     assert found == [count]
 
 
 def test_the_same_bits_again(tmp_path):
     for name in ('one', 'other'):
-        loop.train(config(mesh='data=4'), make_task(), tmp_path / name)
+        loop.run_training_loop(config(mesh='data=4'), make_task(), tmp_path / name)
     assert records(tmp_path / 'one', 'train') == records(tmp_path / 'other', 'train')
 
 
 @pytest.mark.parametrize('parallel', ['jit', 'pmap'])
 def test_the_way_there_and_back(parallel):
-    layout = devices.layout(parallel, 'data=4', 8)
+    layout = devices.make_layout(parallel, 'data=4', 8)
     plain = {'w': np.arange(3.0, dtype=np.float32), 'n': np.int32(7)}
     state = layout.replicate(layout.start(lambda: jax.tree.map(jnp.asarray, plain)))
     for tree in (layout.local(state), layout.unreplicate(state)):
@@ -107,7 +110,7 @@ def test_the_way_there_and_back(parallel):
 
 
 def test_rows_of_a_batch_that_one_process_makes():
-    layout = devices.layout('jit', 'data=2,sequence=2', 8)
+    layout = devices.make_layout('jit', 'data=2,sequence=2', 8)
     assert layout.rows(8) == slice(0, 8)
     whole = np.arange(48).reshape(8, 6)
     for made in (layout.batch({'x': whole})['x'], layout.batch({'x': whole}, 8)['x']):
@@ -117,7 +120,7 @@ def test_rows_of_a_batch_that_one_process_makes():
 
 @pytest.mark.parametrize(('rows', 'count'), [(8, 8), (6, 6), (11, 1), (2, 2), (12, 6)])
 def test_as_many_devices_as_divide_the_rows(rows, count):
-    assert devices.layout('jit', 'data=0', rows).count == count
+    assert devices.make_layout('jit', 'data=0', rows).count == count
 
 
 @pytest.mark.parametrize(('parallel', 'mesh', 'rows', 'message'), [
@@ -134,27 +137,27 @@ def test_as_many_devices_as_divide_the_rows(rows, count):
 ])  # fmt: skip
 def test_what_cannot_be_divided_is_refused(parallel, mesh, rows, message):
     with pytest.raises(UserError, match=message):
-        devices.layout(parallel, mesh, rows)
+        devices.make_layout(parallel, mesh, rows)
 
 
 def test_meshes_that_cannot_be_counted_are_refused_at_once():
     for mesh in ('fsdp=1000000', 'data=2049', 'data=2048,tensor=2'):
         with pytest.raises(UserError, match=f'{mesh}.* devices; expected at most 2048, as many as XLA compiles for'):
-            devices.number_of(mesh)
-    assert devices.number_of('data=512,tensor=4') == 2048
+            devices.count_mesh_devices(mesh)
+    assert devices.count_mesh_devices('data=512,tensor=4') == 2048
     with pytest.raises(UserError, match='expected a size of data once'):
-        devices.number_of('data=2,data=2')
+        devices.count_mesh_devices('data=2,data=2')
     for size in ('9' * 5000, '٣', '1e3', '-1', ''):
         with pytest.raises(UserError, match=f"train.mesh has 'data={size}'; expected sizes"):
-            devices.number_of(f'data={size}')
+            devices.count_mesh_devices(f'data={size}')
 
 
 @pytest.mark.parametrize(('limit', 'count', 'alone', 'cpu', 'each'), [
     (250, 5000, 250, 248, 1000), (250, 30, 30, 32, 32), (1, 100, 1, 4, 4), (8, 6, 6, 8, 8),
 ])  # fmt: skip
 def test_rows_to_evaluate_at_once(monkeypatch, limit, count, alone, cpu, each):
-    found = lambda params: axes.at_once(limit, count)
-    layout = devices.layout('jit', 'data=2,fsdp=2,tensor=2', 8)
+    found = lambda params: mesh_axes.evaluation_batch_size(limit, count)
+    layout = devices.make_layout('jit', 'data=2,fsdp=2,tensor=2', 8)
     assert found(None) == alone and layout.use(found, None) == cpu
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')  # whose devices have a memory each
     assert layout.use(found, None) == each

@@ -1,7 +1,7 @@
 import pytest
 
 from attnlab.errors import UserError
-from attnlab.train.durations import steps
+from attnlab.train.durations import duration_in_steps
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from attnlab.train.durations import steps
     ],
 )  # fmt: skip
 def test_units(text, expected):
-    assert steps(text, 'train.duration', batch_size=3, examples=10, total=40) == expected
+    assert duration_in_steps(text, 'train.duration', batch_size=3, examples=10, total=40) == expected
 
 
 @pytest.mark.parametrize(
@@ -22,17 +22,19 @@ def test_units(text, expected):
 )
 def test_anything_else_is_refused_by_name(text):
     with pytest.raises(UserError, match=f'^train.duration is {text!r}; expected'):
-        steps(text, 'train.duration', batch_size=3, examples=10, total=40)
+        duration_in_steps(text, 'train.duration', batch_size=3, examples=10, total=40)
 
 
 def test_a_share_needs_a_whole():
     with pytest.raises(UserError, match='steps, epochs or examples'):
-        steps('5 percent', 'train.duration', batch_size=3, examples=10)
+        duration_in_steps('5 percent', 'train.duration', batch_size=3, examples=10)
 
 
 def test_a_decimal_number_is_exact():
     """Every tenth of an epoch and of a per cent, every hundredth of an example; right by whole numbers alone."""
-    durations = lambda text, **sizes: steps(text, 'train.duration', batch_size=sizes.pop('batch', 1), **sizes)
+    durations = lambda text, **sizes: duration_in_steps(
+        text, 'train.duration', batch_size=sizes.pop('batch', 1), **sizes
+    )
     assert durations('1.1 epochs', examples=50) == 55
     assert durations('7 percent', examples=1, total=100) == 7
     for tenths in range(1, 101):

@@ -30,16 +30,16 @@ def filling(step):
                 pass
     return plain.batch(step)
 
-loop.train(config(), plain, whole)
+loop.run_training_loop(config(), plain, whole)
 try:
-    loop.train(config(), make_task(batch=filling), disk / 'run')
+    loop.run_training_loop(config(), make_task(batch=filling), disk / 'run')
     sys.exit('nothing was raised')
 except RunError as error:
     print(error)
 steps = {path.name for path in (disk / 'run' / 'checkpoints').iterdir() if path.name.isdigit()}
 assert steps and max(map(int, steps)) < 20, steps  # one more may have found the room of one that was deleted
 (disk / 'filled').unlink()
-loop.train(config(), plain, disk / 'run')
+loop.run_training_loop(config(), plain, disk / 'run')
 same_runs(whole, disk / 'run')
 """
 MOUNT = 'mount -t tmpfs -o size=8m tmpfs "$1" && exec "$0" -c "$RUN" "$@"'

@@ -18,7 +18,7 @@ import pytest
 
 import attnlab
 from attnlab.train import metrics
-from tests.tiny import TINY, tiny_config
+from tests.tiny import TINY_GRAMMAR, tiny_grammar_config
 from tests.train.helpers import newest_of
 
 EVERY = 2
@@ -29,7 +29,7 @@ EVERY = 2
 STARTER = """
 import os, sys
 from attnlab import cli, environment
-environment.prepare()
+environment.configure_process()
 import orbax.checkpoint, tensorboardX
 from attnlab.tasks.align import task
 from attnlab.train import run
@@ -43,7 +43,7 @@ for line in sys.stdin:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
             sys.argv = ['attnlab', *argv]
-            environment.leave(cli.main(argv))
+            environment.exit_now(cli.main(argv))
     os.setpgid(child, child)  # here too, as it may be killed before it comes to that
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -60,7 +60,7 @@ def changes(steps, processes):
 
 def command(workdir, steps, processes):
     """A training of so many steps in so many processes."""
-    fields = [f'--config.{key}={value}' for key, value in (TINY | changes(steps, processes)).items()]
+    fields = [f'--config.{key}={value}' for key, value in (TINY_GRAMMAR | changes(steps, processes)).items()]
     fields += [f'--processes={processes}'] if processes > 1 else []
     return ['train', '--config=experiments/align/grammar_gru.py', f'--workdir={workdir}', *fields]
 
@@ -99,7 +99,7 @@ def complete(workdir):
 
 
 def reached(workdir):
-    return max((record['step'] for record in metrics.read(workdir)), default=0)
+    return max((record['step'] for record in metrics.read_metrics(workdir)), default=0)
 
 
 def moment(workdir, draw):
@@ -119,7 +119,7 @@ def moment(workdir, draw):
 
 
 def lines(workdir):
-    return [json.dumps(record) for record in metrics.read(workdir) if record['split'] != 'speed']
+    return [json.dumps(record) for record in metrics.read_metrics(workdir) if record['split'] != 'speed']
 
 
 @pytest.mark.parametrize(('kills', 'processes'), [  # one kill among the others is in test_resume.py
@@ -144,7 +144,7 @@ def test_killed_at_random_moments(tmp_path, kills, processes, monkeypatch):
         before = complete(broken)
         assert start(process, log, command(broken, steps, processes)) == 0, log.read_text()
         assert f'continues from step {before}' in log.read_text() and before > 0
-    config = tiny_config(**{key.replace('.', '__'): value for key, value in changes(steps, processes).items()})
+    config = tiny_grammar_config(**{key.replace('.', '__'): value for key, value in changes(steps, processes).items()})
     left, right = newest_of(config, whole), newest_of(config, broken)
     assert left.step == right.step == steps and left.progress == right.progress
     jax.tree.map(np.testing.assert_array_equal, left, right)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from attnlab.errors import Diverged, Pruned, RunError, Stopped, UserError
-from attnlab.kernels.losses import Sums
+from attnlab.kernels.losses import LossSums
 from attnlab.train import checkpoint, loop
 from attnlab.train.durations import Durations
 from tests.train.helpers import BATCH, EXAMPLES, INPUTS, TARGETS, config, make_task, newest, records, same_runs
 
 
 def test_it_learns_and_says_so(tmp_path):
-    summary = loop.train(config(duration='200 steps'), make_task(), tmp_path)
+    summary = loop.run_training_loop(config(duration='200 steps'), make_task(), tmp_path)
     assert summary['step'] == 200 and summary['best_loss'] < 0.05
     assert [record['step'] for record in records(tmp_path, 'valid')] == list(range(5, 201, 5))
     assert len(list(tmp_path.glob('events.*'))) == 1
@@ -26,18 +26,18 @@ def test_the_first_step_is_told_before_the_program_of_another_width_is_made(tmp_
 
     def loss(params, batch, rng):
         told.setdefault(batch['x'].shape, len(records(tmp_path, 'train')))
-        return Sums(jnp.sum((batch['x'] @ params['w'] - batch['y']) ** 2), jnp.float32(len(batch['x'])), {})
+        return LossSums(jnp.sum((batch['x'] @ params['w'] - batch['y']) ** 2), jnp.float32(len(batch['x'])), {})
 
     rows = lambda step: slice(BATCH if step == 0 else BATCH // 2)
     batch = lambda step: {'x': INPUTS[rows(step)], 'y': TARGETS[rows(step)]}
-    loop.train(config(duration='2 steps', learning_rate=0.001), make_task(loss, batch=batch), tmp_path)
+    loop.run_training_loop(config(duration='2 steps', learning_rate=0.001), make_task(loss, batch=batch), tmp_path)
     assert told == {(BATCH, 3): 0, (BATCH // 2, 3): 1}
 
 
 def test_metrics_that_cannot_be_written_end_the_run(tmp_path):
     (tmp_path / 'metrics.jsonl').mkdir()
     with pytest.raises(RunError, match=f'^{tmp_path}/metrics.jsonl cannot be written: Is a directory$'):
-        loop.train(config(), make_task(), tmp_path)
+        loop.run_training_loop(config(), make_task(), tmp_path)
 
 
 class Stop(Exception):
@@ -48,7 +48,7 @@ class Stop(Exception):
 @pytest.mark.parametrize('killed', [1, 3, 7, 19])
 def test_a_killed_run_repeats_the_whole_one_bit_for_bit(tmp_path, killed, name):
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-    loop.train(config(name=name), make_task(), whole)
+    loop.run_training_loop(config(name=name), make_task(), whole)
     plain = make_task()
 
     def dying(step):
@@ -57,8 +57,8 @@ def test_a_killed_run_repeats_the_whole_one_bit_for_bit(tmp_path, killed, name):
         return plain.batch(step)
 
     with pytest.raises(Stop):
-        loop.train(config(name=name), make_task(batch=dying), broken)
-    loop.train(config(name=name), make_task(), broken)
+        loop.run_training_loop(config(name=name), make_task(batch=dying), broken)
+    loop.run_training_loop(config(name=name), make_task(), broken)
     for split in ('train', 'valid'):
         assert records(whole, split) == records(broken, split)
     jax.tree.map(np.testing.assert_array_equal, newest(whole, name), newest(broken, name))
@@ -66,7 +66,7 @@ def test_a_killed_run_repeats_the_whole_one_bit_for_bit(tmp_path, killed, name):
 
 def test_a_run_goes_on_from_before_a_damaged_step_as_the_whole_one_went(tmp_path, caplog):
     whole, broken, plain = tmp_path / 'whole', tmp_path / 'broken', make_task()
-    loop.train(config(), plain, whole)
+    loop.run_training_loop(config(), plain, whole)
 
     def dying(step):
         if step == 13:
@@ -74,10 +74,10 @@ def test_a_run_goes_on_from_before_a_damaged_step_as_the_whole_one_went(tmp_path
         return plain.batch(step)
 
     with pytest.raises(Stop):
-        loop.train(config(), make_task(batch=dying), broken)
+        loop.run_training_loop(config(), make_task(batch=dying), broken)
     (broken / 'checkpoints' / '12' / 'params' / 'manifest.ocdbt').write_bytes(b'')
     with caplog.at_level('INFO'):
-        loop.train(config(), plain, broken)
+        loop.run_training_loop(config(), plain, broken)
     lines = [record.getMessage() for record in caplog.records if record.name == 'root']
     said = ['step 12 is damaged and passed over: ', 'continues from step 10', 'step 12 is now ']
     assert len(lines) == 3 and all(part in line for part, line in zip(said, lines, strict=True))
@@ -95,31 +95,33 @@ def test_the_average_is_what_is_evaluated_saved_and_gone_on_with(tmp_path):
         return evaluate
 
     often = dict(eval_every='1 steps', save_every='1 steps')
-    loop.train(config(**often), make_task(evaluate=noted('plain')), tmp_path / 'plain')
+    loop.run_training_loop(config(**often), make_task(evaluate=noted('plain')), tmp_path / 'plain')
     whole = config(ema=0.8, **often)
-    loop.train(whole, make_task(evaluate=noted('average')), tmp_path / 'whole')
+    loop.run_training_loop(whole, make_task(evaluate=noted('average')), tmp_path / 'whole')
     average = np.zeros(3)
     for step, (trained, found) in enumerate(zip(seen['plain'], seen['average'], strict=True)):
         kept = min(0.8, (1 + step) / (10 + step))
         average = kept * average + (1 - kept) * trained
         np.testing.assert_allclose(found, average, rtol=1e-5, atol=1e-7)
     assert len(seen['plain']) == 20
-    loop.train(config(ema=0.8, duration='7 steps', schedule='constant'), make_task(), tmp_path / 'one')
-    loop.train(config(ema=0.8, schedule='constant'), make_task(), tmp_path / 'one')
-    loop.train(config(ema=0.8, schedule='constant'), make_task(), tmp_path / 'two')
+    loop.run_training_loop(config(ema=0.8, duration='7 steps', schedule='constant'), make_task(), tmp_path / 'one')
+    loop.run_training_loop(config(ema=0.8, schedule='constant'), make_task(), tmp_path / 'one')
+    loop.run_training_loop(config(ema=0.8, schedule='constant'), make_task(), tmp_path / 'two')
     assert records(tmp_path / 'one', 'train') == records(tmp_path / 'two', 'train')
     assert records(tmp_path / 'one', 'valid')[-1] == records(tmp_path / 'two', 'valid')[-1]
-    with checkpoint.manager(tmp_path / 'whole', read_only=True) as manager:
-        saved = checkpoint.best(manager, jax.eval_shape(lambda: {'w': jnp.zeros(3)}))
+    with checkpoint.checkpoint_manager(tmp_path / 'whole', read_only=True) as manager:
+        saved = checkpoint.restore_best(manager, jax.eval_shape(lambda: {'w': jnp.zeros(3)}))
     assert saved is not None
     np.testing.assert_array_equal(saved.params['w'], seen['average'][saved.step - 1])
 
 
 def test_a_run_starts_from_what_it_is_given_and_goes_on_from_its_own(tmp_path):
     given = {'w': jnp.array([1.0, -2.0, 0.5])}
-    loop.train(config(duration='1 steps', schedule='constant'), make_task(), tmp_path, given)
+    loop.run_training_loop(config(duration='1 steps', schedule='constant'), make_task(), tmp_path, given)
     first = records(tmp_path, 'train')[0]['loss']
-    loop.train(config(duration='2 steps', schedule='constant'), make_task(), tmp_path, {'w': 100 + given['w']})
+    loop.run_training_loop(
+        config(duration='2 steps', schedule='constant'), make_task(), tmp_path, {'w': 100 + given['w']}
+    )
     assert first < 0.1 and records(tmp_path, 'train')[1]['loss'] < 0.1
 
 
@@ -136,7 +138,7 @@ def signals():
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_stops_and_nothing_is_lost(tmp_path, number, signals):
     whole, broken, plain = tmp_path / 'whole', tmp_path / 'broken', make_task()
-    loop.train(config(), plain, whole)
+    loop.run_training_loop(config(), plain, whole)
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
 
     def asking(params):
@@ -144,12 +146,12 @@ def test_a_signal_saves_and_stops_and_nothing_is_lost(tmp_path, number, signals)
         return plain.validate(params)
 
     with pytest.raises(Stopped, match=f'{number.name}: saved at step 5; the same command goes on') as stopped:
-        loop.train(config(), make_task(evaluate=asking), broken)
+        loop.run_training_loop(config(), make_task(evaluate=asking), broken)
     assert stopped.value.code == 128 + number
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
-    with checkpoint.manager(broken, read_only=True) as manager:
+    with checkpoint.checkpoint_manager(broken, read_only=True) as manager:
         assert manager.latest_step() == 5
-    loop.train(config(), plain, broken)
+    loop.run_training_loop(config(), plain, broken)
     same_runs(whole, broken)
 
 
@@ -161,7 +163,7 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path, signals):
         return {'loss': 1.0}
 
     made = config(duration='6 steps', schedule='constant')
-    assert loop.train(made, make_task(evaluate=asking), tmp_path)['step'] == 6
+    assert loop.run_training_loop(made, make_task(evaluate=asking), tmp_path)['step'] == 6
 
 
 def test_a_second_signal_does_not_wait(tmp_path, signals):
@@ -171,20 +173,20 @@ def test_a_second_signal_does_not_wait(tmp_path, signals):
         raise AssertionError('still here')
 
     with pytest.raises(KeyboardInterrupt):
-        loop.train(config(), make_task(evaluate=insisting), tmp_path)
+        loop.run_training_loop(config(), make_task(evaluate=insisting), tmp_path)
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):
-    loop.train(config(), make_task(), tmp_path)
+    loop.run_training_loop(config(), make_task(), tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file() and 'events' not in path.name}
-    summary = loop.train(config(), make_task(), tmp_path)
+    summary = loop.run_training_loop(config(), make_task(), tmp_path)
     assert summary['step'] == 20
     assert before == {path: path.read_bytes() for path in before}
 
 
 def test_the_rate_of_step_i_is_the_schedule_at_i_also_over_a_resume(tmp_path):
-    loop.train(config(duration='3 steps', schedule='constant'), make_task(), tmp_path)
-    loop.train(config(duration='8 steps', schedule='constant'), make_task(), tmp_path)
+    loop.run_training_loop(config(duration='3 steps', schedule='constant'), make_task(), tmp_path)
+    loop.run_training_loop(config(duration='8 steps', schedule='constant'), make_task(), tmp_path)
     rates = [record['learning_rate'] for record in records(tmp_path, 'train')]
     np.testing.assert_allclose(rates, [0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.1, 0.1], rtol=1e-6)
 
@@ -198,7 +200,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(tmp_path, bad):
         return batch | {'y': batch['y'] * (bad if step == 10 else 1)}
 
     with pytest.raises(Diverged, match='step 11: the loss is (nan|inf); the newest checkpoint is from step 10. Try a '):
-        loop.train(config(), make_task(batch=poisoned), tmp_path)
+        loop.run_training_loop(config(), make_task(batch=poisoned), tmp_path)
     assert newest(tmp_path).step == 10
     assert np.all(np.isfinite(newest(tmp_path).params['w']))
 
@@ -206,39 +208,43 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(tmp_path, bad):
 def test_a_score_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path):
     told = make_task(evaluate=lambda params: {'loss': float('nan')})
     with pytest.raises(Diverged, match='step 4: the validation loss is nan; the newest checkpoint is from step 2.'):
-        loop.train(config(eval_every='4 steps', save_every='2 steps'), told, tmp_path)
+        loop.run_training_loop(config(eval_every='4 steps', save_every='2 steps'), told, tmp_path)
     assert newest(tmp_path).step == 2
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path):
     def root(params, batch, rng):  # sqrt(0): the value is 0, its gradient infinite
-        return Sums(jnp.sum(jnp.sqrt(params['w'] * batch['kept'][:3])), jnp.float32(1.0), {})
+        return LossSums(jnp.sum(jnp.sqrt(params['w'] * batch['kept'][:3])), jnp.float32(1.0), {})
 
     with pytest.raises(Diverged, match='step 1: the gradient_norm is inf; there is no checkpoint yet. Try a lower'):
-        loop.train(config(eval_every='1 steps'), make_task(loss=root), tmp_path)
+        loop.run_training_loop(config(eval_every='1 steps'), make_task(loss=root), tmp_path)
     assert newest(tmp_path) is None
 
 
 def test_patience_ends_a_run_that_gets_no_better(tmp_path):
     scores = iter([3.0, 2.0, 2.5, 2.0, 1.0])
-    summary = loop.train(config(patience=2), make_task(evaluate=lambda params: {'loss': next(scores)}), tmp_path)
+    summary = loop.run_training_loop(
+        config(patience=2), make_task(evaluate=lambda params: {'loss': next(scores)}), tmp_path
+    )
     assert (summary['step'], summary['best_loss'], summary['best_step']) == (20, 2.0, 10)
-    assert loop.train(config(patience=2), make_task(), tmp_path)['step'] == 20
+    assert loop.run_training_loop(config(patience=2), make_task(), tmp_path)['step'] == 20
 
 
 def test_patience_is_remembered_over_a_resume(tmp_path):
     scores = iter([2.0, 3.0])
     task = make_task(evaluate=lambda params: {'loss': next(scores)})
-    loop.train(config(duration='10 steps', patience=2), task, tmp_path)
+    loop.run_training_loop(config(duration='10 steps', patience=2), task, tmp_path)
     scores = iter([3.0, 1.0])
     task = make_task(evaluate=lambda params: {'loss': next(scores)})
-    assert loop.train(config(duration='40 steps', patience=2), task, tmp_path)['step'] == 15
+    assert loop.run_training_loop(config(duration='40 steps', patience=2), task, tmp_path)['step'] == 15
 
 
 def test_who_watches_sees_every_evaluation_but_the_last_and_may_end_the_run(tmp_path):
     often = config(duration='40 steps', eval_every='10 steps', save_every='40 steps')
     seen = []
-    loop.train(often, make_task(), tmp_path / 'whole', watch=lambda step, scores: seen.append((step, *scores)))
+    loop.run_training_loop(
+        often, make_task(), tmp_path / 'whole', watch=lambda step, scores: seen.append((step, *scores))
+    )
     assert seen == [(10, 'loss'), (20, 'loss'), (30, 'loss')]
 
     def watch(step, scores):
@@ -246,7 +252,7 @@ def test_who_watches_sees_every_evaluation_but_the_last_and_may_end_the_run(tmp_
             raise Pruned
 
     with pytest.raises(Pruned):
-        loop.train(often, make_task(), tmp_path / 'pruned', watch=watch)
+        loop.run_training_loop(often, make_task(), tmp_path / 'pruned', watch=watch)
     assert newest(tmp_path / 'pruned').step == 20
     assert records(tmp_path / 'pruned', 'valid') == records(tmp_path / 'whole', 'valid')[:2]
 
@@ -255,7 +261,7 @@ def test_direction_of_best(tmp_path):
     scores = iter([3.0, 2.0, 2.5, 2.0])
     task = make_task(evaluate=lambda params: {'bleu': next(scores)})
     task.best = ('bleu', 'max')
-    assert loop.train(config(), task, tmp_path)['best_step'] == 5
+    assert loop.run_training_loop(config(), task, tmp_path)['best_step'] == 5
 
 
 @pytest.mark.parametrize(
@@ -272,9 +278,9 @@ def test_durations_that_make_no_sense_are_refused(changes, named):
 
 
 def test_the_last_line_cut_by_a_kill_is_written_again(tmp_path):
-    loop.train(config(duration='4 steps', schedule='constant'), make_task(), tmp_path)
+    loop.run_training_loop(config(duration='4 steps', schedule='constant'), make_task(), tmp_path)
     path = tmp_path / 'metrics.jsonl'
     whole = path.read_text()
     path.write_text(whole[:-20])
-    loop.train(config(duration='5 steps', schedule='constant'), make_task(), tmp_path)
+    loop.run_training_loop(config(duration='5 steps', schedule='constant'), make_task(), tmp_path)
     assert [record['step'] for record in records(tmp_path, 'train')] == [1, 2, 3, 4, 5]

@@ -6,9 +6,9 @@ import pytest
 
 from attnlab import configs, environment
 from attnlab.errors import RunError, UserError
-from attnlab.tasks import task_of
+from attnlab.tasks import create_task
 from attnlab.train import checkpoint, loop, memory, run
-from attnlab.train.setup import assemble
+from attnlab.train.setup import make_setup
 
 EXPERIMENTS = {'vision/digits': 'width', 'language/shakespeare_char': 'width', 'align/grammar_gru': 'hidden'}
 
@@ -20,7 +20,7 @@ def load(name, folder, **changes):
     settings |= {'data.folder': str(folder)} if 'shakespeare' in name else {}
     settings |= {'data.train_examples': '64', 'data.test_examples': '8'} if 'grammar' in name else {}
     settings |= {key.replace('__', '.'): str(value) for key, value in changes.items()}
-    return configs.load(f'experiments/{name}.py', list(settings.items()))
+    return configs.load_experiment(f'experiments/{name}.py', list(settings.items()))
 
 
 @pytest.mark.parametrize(
@@ -30,59 +30,59 @@ def test_a_model_larger_than_memory_is_refused_with_both_sizes(tmp_path, name, s
     config = load(name, tmp_path, **{f'model__{EXPERIMENTS[name]}': size})
     match = r'^parameters, optimizer and gradients take .* TiB .*; this machine has .* GiB of memory; expected a sm'
     with pytest.raises(UserError, match=match):
-        run.train(config, tmp_path / 'run')
+        run.train_run(config, tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.parametrize('name', EXPERIMENTS)
 def test_a_batch_larger_than_memory_is_refused(tmp_path, name):
-    task = task_of(load(name, tmp_path))
+    task = create_task(load(name, tmp_path))
     assert task.examples  # with draws of a batch that fits
-    task.config = task_of(load(name, tmp_path, train__batch_size=10**12)).config
+    task.config = create_task(load(name, tmp_path, train__batch_size=10**12)).config
     with pytest.raises(UserError, match=r'and a batch [0-9.,]* TiB; this machine has'):
-        memory.check(task, assemble(task.config, task.examples))
+        memory.check_memory(task, make_setup(task.config, task.examples))
 
 
 def test_a_size_over_63_bits_is_refused(tmp_path):
     with pytest.raises(UserError, match='^model: '):
-        run.train(load('vision/digits', tmp_path, model__width=10**24), tmp_path / 'run')
+        run.train_run(load('vision/digits', tmp_path, model__width=10**24), tmp_path / 'run')
 
 
 @pytest.mark.parametrize('parallel', ['jit', 'pmap'])
 def test_the_devices_of_a_cpu_share_its_memory(tmp_path, monkeypatch, parallel):
     """Each of 4 devices holds five numbers a parameter: itself, its average, two of Adam's, and its gradient."""
     config = load('vision/digits', tmp_path, train__mesh='data=4', train__parallel=parallel)
-    task = task_of(config)
+    task = create_task(config)
     params = jax.eval_shape(task.init, jax.random.key(0))
     needed = 4 * 20 * sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-    monkeypatch.setattr(environment, 'memory', lambda: int(needed))
+    monkeypatch.setattr(environment, 'host_memory_bytes', lambda: int(needed))
     with pytest.raises(UserError, match='this machine has'):
-        memory.check(task, assemble(task.config, task.examples))
-    monkeypatch.setattr(environment, 'memory', lambda: int(1.2 * needed))
-    memory.check(task, assemble(task.config, task.examples))
+        memory.check_memory(task, make_setup(task.config, task.examples))
+    monkeypatch.setattr(environment, 'host_memory_bytes', lambda: int(1.2 * needed))
+    memory.check_memory(task, make_setup(task.config, task.examples))
 
 
 def test_memory_is_that_of_the_machine_or_less():
     with open('/proc/meminfo') as file:
         kilobytes = next(int(line.split()[1]) for line in file if line.startswith('MemTotal'))
-    assert 1e8 < environment.memory() <= 1024 * kilobytes
+    assert 1e8 < environment.host_memory_bytes() <= 1024 * kilobytes
 
 
 def test_a_run_without_a_checkpoint_does_not_hold_its_folder(tmp_path, monkeypatch):
     def failed(*args, **kwargs):
         raise RunError('no memory')
 
-    monkeypatch.setattr(loop, 'train', failed)
+    monkeypatch.setattr(loop, 'run_training_loop', failed)
     workdir, name = tmp_path / 'run', 'language/shakespeare_char'
     first, second = load(name, tmp_path, model__width=64), load(name, tmp_path, model__width=32)
     with pytest.raises(RunError):
-        run.train(first, workdir)
+        run.train_run(first, workdir)
     (tmp_path / 'input.txt').write_text('what a piece of work is a man\n' * 40)
     with pytest.raises(RunError):
-        run.train(second, workdir)
-    assert configs.read(workdir / 'config.json') == second
-    assert set(run.task_in(workdir).vocabulary.characters) == set('what a piece of work is a man\n')
+        run.train_run(second, workdir)
+    assert configs.load_config(workdir / 'config.json') == second
+    assert set(run.load_task(workdir).vocabulary.characters) == set('what a piece of work is a man\n')
     (workdir / 'checkpoints' / '1').mkdir(parents=True)
-    assert checkpoint.steps(workdir) == [1]
+    assert checkpoint.list_steps(workdir) == [1]
     with pytest.raises(UserError, match='holds a run of another config: model.width is 64 here and 32 there'):
-        run.train(first, workdir)
+        run.train_run(first, workdir)

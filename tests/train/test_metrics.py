@@ -17,7 +17,7 @@ def test_lines_that_are_no_records_are_left_out_and_counted(tmp_path, caplog):
     right = b'{"step": 1, "split": "train", "loss": 0.5, "skipped": null}\n{"step": 2, "split": "speed", "rate": 7}\n'
     path = tmp_path / 'metrics.jsonl'
     path.write_bytes(b'\n'.join(BROKEN) + b'\n' + right + b'{"step": 9, "spl')  # the last was cut by a kill
-    assert metrics.read(tmp_path) == [
+    assert metrics.read_metrics(tmp_path) == [
         {'step': 1, 'split': 'train', 'loss': 0.5, 'skipped': None}, {'step': 2, 'split': 'speed', 'rate': 7},
     ]  # fmt: skip
     assert caplog.messages == [f'{path}: left out {len(BROKEN)} lines that are no records, the first is line 1']
@@ -28,6 +28,6 @@ def test_a_run_does_not_go_on_behind_a_broken_line_and_leaves_the_file_as_it_was
     path = tmp_path / 'metrics.jsonl'
     path.write_bytes(line + b'\n')
     with pytest.raises(RunError, match='^.*metrics.jsonl has a line that is not a record of a step: delete that line'):
-        with metrics.writer(tmp_path, 5):
+        with metrics.metrics_writer(tmp_path, 5):
             pass
     assert path.read_bytes() == line + b'\n'

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attnlab.errors import RunError
-from attnlab.kernels.losses import Sums
+from attnlab.kernels.losses import LossSums
 from attnlab.train import loop, nans
 from attnlab.train.step import noise_keys
 from tests.train.helpers import config, make_task, same_runs
@@ -55,11 +55,11 @@ def changed(params, path, value, layer=None):
 def blamed(model, change=lambda params: params, batch=None, log=False):
     def loss(params, batch, rng):
         output = model.apply({'params': params}, batch['x'])
-        return Sums(jnp.sum(jnp.log(0 * output)) if log else jnp.sum(output), jnp.float32(1), {})
+        return LossSums(jnp.sum(jnp.log(0 * output)) if log else jnp.sum(output), jnp.float32(1), {})
 
     batch = {'x': np.ones((2, 4), np.float32)} if batch is None else batch
     params = change(model.init(jax.random.key(1), jnp.ones((2, 4)))['params'])
-    return nans.blame(loss, params, [(batch, jax.random.key(0))])
+    return nans.find_nonfinite(loss, params, [(batch, jax.random.key(0))])
 
 
 @pytest.mark.parametrize(('remat', 'layer'), [(False, 0), (True, 2)])
@@ -106,7 +106,7 @@ def unlucky(step, micro, place):
 
     def loss(params, batch, rng):
         total = jnp.sum((batch['x'] @ params['w']) ** 2) + jnp.where(jax.random.bits(rng) == fatal, jnp.inf, 0.0)
-        return Sums(total, jnp.sum(batch['kept']), {})
+        return LossSums(total, jnp.sum(batch['kept']), {})
 
     return make_task(loss=loss)
 
@@ -115,17 +115,17 @@ def unlucky(step, micro, place):
 def test_a_run_repeats_the_step_that_failed(tmp_path, parallel, place):
     made = config(accumulate=2, parallel=parallel, mesh='data=2')
     with pytest.raises(RunError, match='step 5: the loss is inf; the .* loss made of them is inf$'):
-        loop.train(made, unlucky(4, 1, place), tmp_path, debug_nans=True)
+        loop.run_training_loop(made, unlucky(4, 1, place), tmp_path, debug_nans=True)
 
 
 def test_a_run_names_the_parameter_that_a_step_spoilt(tmp_path):
     spoilt = config(learning_rate=3e38, warmup='0 steps', schedule='constant')
     told = 'step 2: the loss is (inf|nan); the parameter w was not finite before the step$'
     with pytest.raises(RunError, match=told):
-        loop.train(spoilt, make_task(), tmp_path, debug_nans=True)
+        loop.run_training_loop(spoilt, make_task(), tmp_path, debug_nans=True)
 
 
 def test_watching_changes_nothing(tmp_path):
     for name, watched in (('plain', False), ('watched', True)):
-        loop.train(config(mesh='data=2'), make_task(), tmp_path / name, debug_nans=watched)
+        loop.run_training_loop(config(mesh='data=2'), make_task(), tmp_path / name, debug_nans=watched)
     same_runs(tmp_path / 'plain', tmp_path / 'watched')

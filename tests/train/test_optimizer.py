@@ -13,7 +13,7 @@ def config(**changes):
 
 
 def rates(config, total, warmup, upto):
-    rate = optimizer.schedule(config, total, warmup)
+    rate = optimizer.make_schedule(config, total, warmup)
     return np.array([float(rate(i)) for i in range(upto)])
 
 
@@ -40,7 +40,7 @@ def test_shapes_after_the_warmup(shape, formula):
 
 
 def test_decay_reaches_matrices_only():
-    optimize = optimizer.build(config(weight_decay=0.5))(1.0, 0.5)
+    optimize = optimizer.make_optimizer_factory(config(weight_decay=0.5))(1.0, 0.5)
     params = {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)}
     updates, _ = optimize.update({'kernel': jnp.zeros((2, 2)), 'bias': jnp.zeros(2)}, optimize.init(params), params)
     np.testing.assert_array_equal(updates['kernel'], -0.5)
@@ -49,7 +49,7 @@ def test_decay_reaches_matrices_only():
 
 @pytest.mark.parametrize('clip, expected', [(1.0, [0.6, 0.8]), (10.0, [3.0, 4.0]), (0.0, [3.0, 4.0])])
 def test_clipping_by_the_global_norm(clip, expected):
-    optimize = optimizer.build(config(clip=clip))(1.0, 0.0)
+    optimize = optimizer.make_optimizer_factory(config(clip=clip))(1.0, 0.0)
     gradient = {'a': jnp.array([3.0]), 'b': jnp.array([4.0])}
     updates, _ = optimize.update(gradient, optimize.init(gradient), gradient)
     np.testing.assert_allclose([-updates['a'][0], -updates['b'][0]], expected, rtol=1e-6)
@@ -57,7 +57,7 @@ def test_clipping_by_the_global_norm(clip, expected):
 
 def test_rates_fall_through_the_blocks_of_a_residual_network(quickly):
     params = ResNet(3, ResNetConfig(width=8, blocks=2)).init(jax.random.key(0), jnp.ones((1, 8, 8, 1)))['params']
-    scaled = optimizer.by_depth(jax.tree.map(jnp.ones_like, params), 0.5)
+    scaled = optimizer.scale_by_depth(jax.tree.map(jnp.ones_like, params), 0.5)
     expected = {'stem': 7, 'stem_norm': 7, 'stage_0_block_0_first': 6, 'stage_1_block_0_shortcut': 4,
                 'stage_1_block_1_second_norm': 3, 'stage_2_block_1_second': 1, 'head': 0}  # fmt: skip
     for name, times in expected.items():
@@ -71,7 +71,7 @@ def test_rates_fall_from_the_last_layer_to_the_first(scan):
     stacked = {name: jnp.ones((3, *x.shape)) for name, x in one.items()}
     blocks = {'blocks': stacked} if scan else {f'block_{i}': one for i in range(3)}
     params = {'embedding': one, 'stack': {**blocks, 'norm': one}, 'head': one}
-    optimize = optimizer.build(config(layer_decay=0.5))(1.0, 0.0)
+    optimize = optimizer.make_optimizer_factory(config(layer_decay=0.5))(1.0, 0.0)
     updates, _ = optimize.update(params, optimize.init(params), params)
     found = {'first': updates['embedding'], 'last': updates['head'], 'norm': updates['stack']['norm']}
     for i in range(3):

@@ -11,7 +11,7 @@ import pytest
 
 from attnlab import configs, tasks
 from attnlab.train import loop
-from attnlab.train.setup import Setup, assemble
+from attnlab.train.setup import Setup, make_setup
 from tests.train.helpers import records
 
 STEPS, STEP, LIMIT = 100, 0.02, 0.03
@@ -49,10 +49,10 @@ def test_the_loop_adds_at_most_three_per_cent_to_a_step_of_twenty_milliseconds(t
         'train.log_every': f'{STEPS // 2} steps', 'train.eval_every': f'{STEPS} steps',
         'train.save_every': f'{STEPS} steps', 'train.mesh': 'data=1',
     }  # fmt: skip
-    config = configs.load('experiments/vision/digits.py', list(changes.items()))
-    task = tasks.task_of(config)
+    config = configs.load_experiment('experiments/vision/digits.py', list(changes.items()))
+    task = tasks.create_task(config)
     monkeypatch.setattr(Setup, 'compiled', sleeping(task))
-    setup = assemble(task.config, task.examples)
+    setup = make_setup(task.config, task.examples)
     fresh = lambda: setup.layout.start(functools.partial(setup.initial, task.init), np.uint32(0))
     update, batch = setup.compiled(task.loss, fresh()), setup.layout.batch(task.batch(0))
     ours, bare = [], []
@@ -63,7 +63,7 @@ def test_the_loop_adds_at_most_three_per_cent_to_a_step_of_twenty_milliseconds(t
             state, values = update(state, batch)
         jax.block_until_ready((state, values))
         bare.append((time.perf_counter() - start) / STEPS)
-        loop.train(task.config, task, tmp_path / str(turn))
+        loop.run_training_loop(task.config, task, tmp_path / str(turn))
         ours.append(1 / records(tmp_path / str(turn), 'speed')[-1]['steps_per_second'])
     each = [f'{1e3 * statistics.median(times):.2f} ms' for times in (bare, ours)]
     ratios = [round(a / b, 4) for a, b in zip(ours, bare, strict=True)]

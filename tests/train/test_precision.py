@@ -10,12 +10,12 @@ import pytest
 from attnlab import configs, tasks
 from attnlab.configs.language import GrammarText, LanguageConfig, LanguageModelConfig
 from attnlab.errors import RunError
-from attnlab.kernels.losses import Sums
+from attnlab.kernels.losses import LossSums
 from attnlab.train import checkpoint, devices, loop, optimizer, precision
-from attnlab.train.setup import assemble
-from attnlab.train.step import State, make_update
+from attnlab.train.setup import make_setup
+from attnlab.train.step import TrainState, make_update
 from tests.quick import QUICK
-from tests.tiny import tiny_language
+from tests.tiny import tiny_language_config
 from tests.train import helpers
 from tests.train.helpers import EXAMPLES, records, same_runs, update_of
 
@@ -27,12 +27,12 @@ VISION = {
 
 
 def language(folder, **changes):
-    return tiny_language(folder, **{'model__mlp': 'relu', **changes})
+    return tiny_language_config(folder, **{'model__mlp': 'relu', **changes})
 
 
 def vision(folder, **changes):
     changed = {'model.mlp': 'relu'} | {key.replace('__', '.'): value for key, value in changes.items()}
-    return configs.load('experiments/vision/digits.py', list((VISION | changed).items()))
+    return configs.load_experiment('experiments/vision/digits.py', list((VISION | changed).items()))
 
 
 def experts(folder, **changes):
@@ -58,7 +58,7 @@ WIDE = ('exp', 'log', 'rsqrt', 'div', 'reduce_sum', 'reduce_max', 'top_k')
 
 @pytest.mark.parametrize(('made', 'expected'), [(language, 6), (vision, 6), (experts, 7)])
 def test_softmax_norms_router_and_loss_are_wide(made, expected, tmp_path):
-    task = tasks.task_of(made(tmp_path, model__dtype='float16'))
+    task = tasks.create_task(made(tmp_path, model__dtype='float16'))
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     found, products, routers = {}, set(), set()
     for eqn in equations(jax.make_jaxpr(task.loss)(shapes, task.batch(0), jax.random.key(0)).jaxpr):
@@ -79,8 +79,8 @@ def test_softmax_norms_router_and_loss_are_wide(made, expected, tmp_path):
 
 def losses(made, folder, dtype, steps=80):
     config = made(folder, model__dtype=dtype, optimizer__learning_rate='0.02', train__duration=f'{steps} steps')
-    task = tasks.task_of(config)
-    setup = assemble(task.config, task.examples)
+    task = tasks.create_task(config)
+    setup = make_setup(task.config, task.examples)
     update = jax.jit(make_update(task.loss, setup.optimize, setup.schedule), compiler_options=QUICK)
     state = jax.jit(functools.partial(setup.initial, task.init))(np.uint32(0))
     told = []
@@ -105,35 +105,35 @@ def test_it_learns_about_as_in_float32(made, tmp_path):
 
 
 def stated(scale, params, optimize):
-    return State(jnp.int32(0), params, optimize(0.0, 0.0).init(params), jax.tree.map(jnp.copy, params), scale)
+    return TrainState(jnp.int32(0), params, optimize(0.0, 0.0).init(params), jax.tree.map(jnp.copy, params), scale)
 
 
 def scale_of(factor, good=0, skipped=0):
-    return precision.Scale(jnp.float32(factor), jnp.int32(good), jnp.int32(skipped))
+    return precision.LossScale(jnp.float32(factor), jnp.int32(good), jnp.int32(skipped))
 
 
 def small(params, batch, rng):
     """A loss whose gradient, x / 1e8 each, is too small for float16 on the way to the parameters."""
     products = params['w'].astype(HALF)[None] * batch['x'].astype(HALF)
-    return Sums(jnp.sum(products.astype(jnp.float32) * 1e-8), jnp.float32(len(batch['x'])), {})
+    return LossSums(jnp.sum(products.astype(jnp.float32) * 1e-8), jnp.float32(len(batch['x'])), {})
 
 
 def test_gradients_too_small_for_float16_are_there():
     batch = {'x': np.random.default_rng(0).uniform(1, 2, (8, 3)).astype(np.float32)}
-    params, optimize = {'w': jnp.zeros(3)}, optimizer.build(helpers.config().optimizer)
+    params, optimize = {'w': jnp.zeros(3)}, optimizer.make_optimizer_factory(helpers.config().optimizer)
     expected = -1e-8 * batch['x'].mean(0)
     found = {}
-    for factor in (1.0, precision.START):
+    for factor in (1.0, precision.INITIAL_SCALE):
         update = update_of(small, optimize)
         found[factor] = update(stated(scale_of(factor), params, optimize), batch)[0].params['w']
     np.testing.assert_array_equal(found[1.0], 0)
-    np.testing.assert_allclose(found[precision.START], expected, rtol=2e-3)
+    np.testing.assert_allclose(found[precision.INITIAL_SCALE], expected, rtol=2e-3)
 
 
 def large(params, batch, rng):
     """(w x)^2 in float16, whose largest number is 65,504: too large for x = 300."""
     products = (params['w'].astype(HALF)[None] * batch['x'].astype(HALF)) ** 2
-    return Sums(jnp.sum(products.astype(jnp.float32)), jnp.sum(jnp.any(batch['x'] != 0, axis=1)), {})
+    return LossSums(jnp.sum(products.astype(jnp.float32)), jnp.sum(jnp.any(batch['x'] != 0, axis=1)), {})
 
 
 @pytest.mark.parametrize(('parallel', 'accumulate'), [('jit', 1), ('jit', 2), ('pmap', 1), ('pmap', 2)])
@@ -142,8 +142,8 @@ def test_a_step_that_overflows_changes_the_scale_alone(parallel, accumulate, bad
     x = np.full((8, 3), 0.01, np.float32)
     if bad:
         x[5, 1] = 300  # one row of one device and one micro-batch; the gradient of the others is finite
-    layout = devices.layout(parallel, f'data={4 // accumulate}', 8 // accumulate)
-    optimize = optimizer.build(helpers.config(name='adam').optimizer)
+    layout = devices.make_layout(parallel, f'data={4 // accumulate}', 8 // accumulate)
+    optimize = optimizer.make_optimizer_factory(helpers.config(name='adam').optimizer)
     before = stated(scale_of(2.0**10, 7, 3), {'w': jnp.ones(3)}, optimize)
     before = before._replace(average={'w': jnp.zeros(3)})
     expected = jax.tree.map(np.asarray, before)
@@ -163,25 +163,28 @@ def test_a_step_that_overflows_changes_the_scale_alone(parallel, accumulate, bad
 
 
 def test_it_doubles_after_many_good_steps_and_halves_after_a_bad_one(monkeypatch):
-    monkeypatch.setattr(precision, 'GROWTH', 3)
+    monkeypatch.setattr(precision, 'GROWTH_INTERVAL', 3)
     scale, found = scale_of(4), []
     for good in (1, 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1):
-        scale = precision.adjusted(scale, jnp.bool_(good))
+        scale = precision.adjust_loss_scale(scale, jnp.bool_(good))
         found.append(float(scale.factor))
     assert found == [4, 4, 8, 8, 8, 4, 4, 4, 8, 4, 2, 1, 1, 1, 1]
     assert int(scale.skipped) == 6
-    assert float(precision.adjusted(scale_of(precision.HIGHEST, 99), jnp.bool_(1)).factor) == precision.HIGHEST
+    assert (
+        float(precision.adjust_loss_scale(scale_of(precision.MAX_SCALE, 99), jnp.bool_(1)).factor)
+        == precision.MAX_SCALE
+    )
 
 
 def test_the_published_numbers():
-    assert (precision.START, precision.GROWTH) == (2**15, 2000)
-    assert [float(precision.adjusted(scale_of(8, n), jnp.bool_(1)).factor) for n in (1998, 1999)] == [8, 16]
+    assert (precision.INITIAL_SCALE, precision.GROWTH_INTERVAL) == (2**15, 2000)
+    assert [float(precision.adjust_loss_scale(scale_of(8, n), jnp.bool_(1)).factor) for n in (1998, 1999)] == [8, 16]
 
 
 def test_micro_batches_are_the_big_batch():
     batch = {'x': np.random.default_rng(0).uniform(1, 2, (8, 3)).astype(np.float32)}
     batch['x'][1:4] = 0  # rows that do not count: micro-batches weigh 1, 4 and 1, 0, 2, 2
-    params, optimize = {'w': jnp.ones(3)}, optimizer.build(helpers.config().optimizer)
+    params, optimize = {'w': jnp.ones(3)}, optimizer.make_optimizer_factory(helpers.config().optimizer)
     found = []
     for accumulate in (1, 2, 4):
         update = update_of(large, optimize, accumulate)
@@ -202,7 +205,7 @@ def halved_task(bad=()):
     def squares(params, batch, rng):
         errors = batch['x'].astype(HALF) @ params['w'].astype(HALF) - batch['y'].astype(HALF)
         total = 0.01 * jnp.sum((errors**2).astype(jnp.float32))
-        return Sums(total, jnp.sum(batch['kept']), {'squares': total})
+        return LossSums(total, jnp.sum(batch['kept']), {'squares': total})
 
     def batch(step):
         made = plain.batch(step)
@@ -219,11 +222,11 @@ def config(dtype='float16', **changes):
 
 @pytest.mark.parametrize('ema', [0.0, 0.5])
 def test_a_run_goes_on_with_its_scale_bit_for_bit(tmp_path, monkeypatch, ema):
-    monkeypatch.setattr(precision, 'GROWTH', 2)
+    monkeypatch.setattr(precision, 'GROWTH_INTERVAL', 2)
     task, common = halved_task(bad=(4, 11)), dict(schedule='constant', ema=ema)
-    loop.train(config(**common), task, tmp_path / 'whole')
+    loop.run_training_loop(config(**common), task, tmp_path / 'whole')
     for steps in (5, 6, 20):  # after an overflow, and between two good steps
-        loop.train(config(duration=f'{steps} steps', **common), task, tmp_path / 'parts')
+        loop.run_training_loop(config(duration=f'{steps} steps', **common), task, tmp_path / 'parts')
     whole, parts = (records(tmp_path / name, 'train') for name in ('whole', 'parts'))
     assert whole == parts
     assert [each['loss_scale'] / 2**15 for each in whole[:8]] == [1, 1, 2, 2, 4, 2, 2, 4]
@@ -236,14 +239,14 @@ def test_a_run_goes_on_with_its_scale_bit_for_bit(tmp_path, monkeypatch, ema):
 def test_a_run_ends_where_no_scale_is_small_enough(tmp_path):
     task = halved_task(bad=range(3, EXAMPLES))
     with pytest.raises(RunError, match='step 19: the loss is inf'):
-        loop.train(config(), task, tmp_path)
+        loop.run_training_loop(config(), task, tmp_path)
     assert [each['loss_scale'] for each in records(tmp_path, 'train')[3:]] == [2.0**n for n in range(15, 0, -1)]
 
 
 def test_other_dtypes_have_no_scale_and_checkpoints_of_before(tmp_path):
     for dtype in ('float32', 'bfloat16'):
-        loop.train(config(dtype), helpers.make_task(), tmp_path / dtype)
-    loop.train(helpers.config(), helpers.make_task(), tmp_path / 'none')
+        loop.run_training_loop(config(dtype), helpers.make_task(), tmp_path / dtype)
+    loop.run_training_loop(helpers.config(), helpers.make_task(), tmp_path / 'none')
     same_runs(tmp_path / 'none', tmp_path / 'bfloat16')
-    with checkpoint.manager(tmp_path / 'float32', read_only=True) as manager:
+    with checkpoint.checkpoint_manager(tmp_path / 'float32', read_only=True) as manager:
         assert 'scale' not in str(manager.item_metadata(20)['optimizer'])

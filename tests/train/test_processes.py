@@ -16,10 +16,10 @@ from jax.experimental import multihost_utils
 import attnlab
 from attnlab import configs, files
 from attnlab.errors import RunError, UserError
-from attnlab.launch import free_port
+from attnlab.launch import find_free_port
 from attnlab.tasks.language.task import LanguageTask
 from attnlab.train import metrics, processes, run
-from tests.tiny import LINES, STEPS, TRANSFORMER, tiny_language
+from tests.tiny import LINES, TINY_TRAINING, TINY_TRANSFORMER, tiny_language_config
 
 CHANGES = {
     'data.documents': 'lines', 'optimizer.name': 'sgd', 'optimizer.learning_rate': '0.3', 'train.batch_size': '16',
@@ -31,7 +31,7 @@ TWO_BY_FOUR = '--xla_force_host_platform_device_count=4'
 def command(folder, workdir, *flags, **changes):
     """The command line that trains a tiny language model."""
     (folder / 'input.txt').write_text('\n'.join(LINES) + '\n')
-    fields = TRANSFORMER | STEPS | CHANGES | {'data.folder': str(folder)}
+    fields = TINY_TRANSFORMER | TINY_TRAINING | CHANGES | {'data.folder': str(folder)}
     fields |= {key.replace('__', '.'): value for key, value in changes.items()}
     experiment = Path(attnlab.__file__).parents[1] / 'experiments/language/shakespeare_char.py'
     overrides = [f'--config.{key}={value}' for key, value in fields.items()]
@@ -53,13 +53,13 @@ def finished(argv):
 
 
 def same(one, other, tolerance):
-    for a, b in zip(*(jax.tree.leaves(run.load(workdir).params) for workdir in (one, other)), strict=True):
+    for a, b in zip(*(jax.tree.leaves(run.load_run(workdir).params) for workdir in (one, other)), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
 
 
 def alone(folder, workdir, steps):
     changes = {key.replace('.', '__'): value for key, value in CHANGES.items()}
-    run.train(tiny_language(folder, train__duration=f'{steps} steps', **changes), workdir)
+    run.train_run(tiny_language_config(folder, train__duration=f'{steps} steps', **changes), workdir)
 
 
 @pytest.mark.parametrize('mesh', ['data=2,fsdp=2,tensor=2', pytest.param('data=8', marks=pytest.mark.slow)])
@@ -71,8 +71,8 @@ def test_two_processes_of_four_devices_and_on_with_one(tmp_path, mesh):
     assert code == 0, output
     assert output.count('trained,') == 1
     same(tmp_path / 'five', pair, 1e-5)
-    assert [record['step'] for record in metrics.read(pair) if record['split'] == 'train'] == [1, 2, 3, 4, 5]
-    one, two = (list(metrics.read(workdir))[-1] for workdir in (tmp_path / 'five', pair))
+    assert [record['step'] for record in metrics.read_metrics(pair) if record['split'] == 'train'] == [1, 2, 3, 4, 5]
+    one, two = (list(metrics.read_metrics(workdir))[-1] for workdir in (tmp_path / 'five', pair))
     assert one['split'] == two['split'] == 'valid' and two['loss'] == pytest.approx(one['loss'], rel=1e-5)
     (pair / 'config.json').unlink()  # which remembers the mesh and the duration
     alone(tmp_path, pair, 10)
@@ -89,36 +89,36 @@ def test_none_writes_before_all_have_read(tmp_path, monkeypatch):
         return made
 
     monkeypatch.setattr(run.processes, 'in_all', watched)
-    config = tiny_language(tmp_path / 'data', train__duration='1 steps')
-    run.train(config, tmp_path / 'run')
+    config = tiny_language_config(tmp_path / 'data', train__duration='1 steps')
+    run.train_run(config, tmp_path / 'run')
     assert not [path for path in there[0] if path.is_relative_to(tmp_path / 'run')]
     assert (tmp_path / 'run/vocabulary/text.json').exists()
 
 
 def test_a_directory_that_is_being_trained_is_refused(tmp_path):
-    config, workdir = tiny_language(tmp_path / 'data', train__duration='1 steps'), tmp_path / 'run'
+    config, workdir = tiny_language_config(tmp_path / 'data', train__duration='1 steps'), tmp_path / 'run'
     workdir.mkdir()
-    with files.lock(workdir / '.lock'), pytest.raises(UserError, match='run is being trained by another process'):
-        run.train(config, workdir)
+    with files.lock_file(workdir / '.lock'), pytest.raises(UserError, match='run is being trained by another process'):
+        run.train_run(config, workdir)
     assert list(workdir.iterdir()) == [workdir / '.lock']
-    run.train(config, workdir)
-    run.train(config, workdir)  # it is given back
+    run.train_run(config, workdir)
+    run.train_run(config, workdir)  # it is given back
 
 
 def test_a_directory_that_another_trains_while_the_data_is_read_is_refused(tmp_path, monkeypatch):
-    config, workdir = tiny_language(tmp_path / 'data', train__duration='1 steps'), tmp_path / 'run'
+    config, workdir = tiny_language_config(tmp_path / 'data', train__duration='1 steps'), tmp_path / 'run'
     examples = LanguageTask.examples.fget
-    other = tiny_language(tmp_path / 'data', train__duration='1 steps', optimizer__learning_rate='0.5')
+    other = tiny_language_config(tmp_path / 'data', train__duration='1 steps', optimizer__learning_rate='0.5')
 
     def read(task):
         monkeypatch.undo()
-        run.train(other, workdir)
+        run.train_run(other, workdir)
         return examples(task)
 
     monkeypatch.setattr(LanguageTask, 'examples', property(read))
     with pytest.raises(UserError, match='run was trained by another process in the meantime'):
-        run.train(config, workdir)
-    assert configs.read(workdir / 'config.json') == other
+        run.train_run(config, workdir)
+    assert configs.load_config(workdir / 'config.json') == other
 
 
 @pytest.mark.parametrize(('mesh', 'message'), [
@@ -128,7 +128,7 @@ def test_a_directory_that_another_trains_while_the_data_is_read_is_refused(tmp_p
 def test_what_cannot_be_done_is_told_once(tmp_path, mesh, message):
     workdir = tmp_path / 'run'
     workdir.mkdir()
-    with files.lock(workdir / '.lock'):
+    with files.lock_file(workdir / '.lock'):
         code, output = finished(command(tmp_path, workdir, '--processes=2', train__mesh=mesh))
     told = re.findall('attnlab: .*', output)  # the transport cuts its own lines
     assert code == 2 and told == [f'attnlab: process 0: {message.format(workdir=workdir)}']
@@ -139,7 +139,7 @@ def test_what_cannot_be_done_is_told_once(tmp_path, mesh, message):
 ])  # fmt: skip
 def test_the_first_that_cannot_says_why_and_the_others_leave(monkeypatch, codes, speaks, silent):
     sent = []
-    monkeypatch.setattr(processes, 'several', lambda: True)
+    monkeypatch.setattr(processes, 'is_multi_process', lambda: True)
     monkeypatch.setattr(multihost_utils, 'process_allgather', lambda code: sent.append(int(code)) or np.array(codes))
 
     def fails():
@@ -148,10 +148,10 @@ def test_the_first_that_cannot_says_why_and_the_others_leave(monkeypatch, codes,
     for number, do in enumerate((lambda: 7, fails, fails)):
         monkeypatch.setattr(jax, 'process_index', lambda number=number: number)
         with pytest.raises(type(speaks) if number == 1 else silent, match='bad' if number == 1 else '^$'):
-            processes.in_all(do)
+            processes.run_in_all(do)
     assert sent == [0, codes[1], codes[1]]
     codes[:] = [0, 0, 0]
-    assert processes.in_all(lambda: 7) == 7
+    assert processes.run_in_all(lambda: 7) == 7
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_without_their_launcher_they_save_and_stop(tmp_path):
     trained_a_while(workdir, process)
     process.kill()
     process.communicate(timeout=60)  # ends when they do, who hold the pipe
-    with files.lock(workdir / '.lock') as held:
+    with files.lock_file(workdir / '.lock') as held:
         assert held is not None
 
 
@@ -209,7 +209,7 @@ def test_where_one_dies_all_end_and_it_is_named(tmp_path, number):
 @pytest.mark.slow
 def test_a_peer_that_is_lost_ends_the_run_without_a_launcher(tmp_path):
     workdir = tmp_path / 'run'
-    hands = ['--processes=2', f'--coordinator=127.0.0.1:{free_port()}']
+    hands = ['--processes=2', f'--coordinator=127.0.0.1:{find_free_port()}']
     pair = [started(command(tmp_path, workdir, *hands, f'--process={i}', **LONG)) for i in (0, 1)]
     trained_a_while(workdir, pair[0])
     pair[1].kill()

@@ -8,7 +8,7 @@ import pytest
 
 from attnlab.errors import RunError, UserError
 from attnlab.train import loop, run
-from tests.tiny import tiny_config
+from tests.tiny import tiny_grammar_config
 from tests.train.helpers import config, make_task, same_runs
 
 
@@ -20,9 +20,11 @@ def steps_in(folder):
 
 
 def test_the_steps_that_were_asked_for_are_traced(tmp_path, caplog):
-    loop.train(config(), make_task(), tmp_path / 'plain')
+    loop.run_training_loop(config(), make_task(), tmp_path / 'plain')
     with caplog.at_level(logging.INFO):
-        loop.train(config(), make_task(), tmp_path / 'traced', profile=(5, 7))  # over an evaluation and a save
+        loop.run_training_loop(
+            config(), make_task(), tmp_path / 'traced', profile=(5, 7)
+        )  # over an evaluation and a save
     same_runs(tmp_path / 'plain', tmp_path / 'traced')
     assert steps_in(tmp_path / 'traced' / 'profile') == [5, 6, 7]
     [message] = [each for each in caplog.messages if 'are traced in' in each]
@@ -37,18 +39,18 @@ def test_a_run_that_ends_in_the_middle_keeps_what_it_has(tmp_path):
 
     task = make_task(batch=poisoned)
     with pytest.raises(RunError):
-        loop.train(config(), task, tmp_path, profile=(6, 15))
+        loop.run_training_loop(config(), task, tmp_path, profile=(6, 15))
     assert steps_in(tmp_path / 'profile')[:2] == [6, 7]
 
 
 def test_a_run_that_is_past_them_says_so(tmp_path, caplog):
-    loop.train(config(schedule='constant', duration='5 steps'), make_task(), tmp_path)
-    loop.train(config(schedule='constant'), make_task(), tmp_path, profile=(5, 7))
+    loop.run_training_loop(config(schedule='constant', duration='5 steps'), make_task(), tmp_path)
+    loop.run_training_loop(config(schedule='constant'), make_task(), tmp_path, profile=(5, 7))
     assert '--profile=5..7: the run goes on from step 5; nothing is traced' in caplog.messages
     assert not (tmp_path / 'profile').exists()
 
 
 def test_steps_that_the_run_has_not_are_refused_before_anything_is_written(tmp_path):
     with pytest.raises(UserError, match='--profile=15..21 asks for steps that are not: the run has 20'):
-        run.train(tiny_config(), tmp_path / 'new', profile=(15, 21))
+        run.train_run(tiny_grammar_config(), tmp_path / 'new', profile=(15, 21))
     assert not (tmp_path / 'new').exists()

@@ -16,8 +16,8 @@ from attnlab.train import progress
 
 PROGRAM = """
 import time
-from attnlab.train.progress import bar
-with bar({total}, 0) as advance:
+from attnlab.train.progress import progress_bar
+with progress_bar({total}, 0) as advance:
     for step in range(1, 4):
         time.sleep(0.1)
         advance(step * {total} // 4, {{'loss': 0.15512, 'valid accuracy': 0.97, 'valid calibration_error': 0.0123}})

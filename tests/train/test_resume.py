@@ -12,7 +12,7 @@ import pytest
 
 from attnlab import configs
 from attnlab.train import metrics
-from tests.tiny import tiny_config
+from tests.tiny import tiny_grammar_config
 from tests.train.helpers import newest_of
 
 # Logs the batches of a run, and kills it when it waits for the batch behind step `kill`, those before it done.
@@ -39,7 +39,7 @@ def logged(task, step, rows=slice(None)):
     return made
 
 AlignTask.batch = logged
-run.train(configs.read(sys.argv[3]), workdir)
+run.train_run(configs.load_config(sys.argv[3]), workdir)
 """
 
 
@@ -48,7 +48,7 @@ def start(workdir, kill, config):
 
 
 def lines(workdir):
-    return [json.dumps(record) for record in metrics.read(workdir) if record['split'] != 'speed']
+    return [json.dumps(record) for record in metrics.read_metrics(workdir) if record['split'] != 'speed']
 
 
 def batches(workdir):
@@ -62,12 +62,12 @@ def batches(workdir):
 
 @pytest.mark.slow  # seven and thirteen without a kill: tests/tasks/test_language.py
 def test_twenty_steps_are_seven_a_kill_and_thirteen(tmp_path):
-    config, file = tiny_config(model__dropout='0.2', train__accumulate='2'), tmp_path / 'given.json'
-    configs.save(config, file)
+    config, file = tiny_grammar_config(model__dropout='0.2', train__accumulate='2'), tmp_path / 'given.json'
+    configs.save_config(config, file)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert start(whole, -1, file).returncode == 0
     assert start(broken, 7, file).returncode == -signal.SIGKILL
-    assert max(batches(broken)) == 6 and not any(record['step'] > 7 for record in metrics.read(broken))
+    assert max(batches(broken)) == 6 and not any(record['step'] > 7 for record in metrics.read_metrics(broken))
     assert start(broken, -1, file).returncode == 0
     assert lines(whole) == lines(broken)
     assert batches(whole) == batches(broken) and sorted(batches(whole)) == list(range(20))

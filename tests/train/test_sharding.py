@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from attnlab import tasks
 from attnlab.train import sharding
-from attnlab.train.setup import assemble
-from tests.tiny import tiny_language
+from attnlab.train.setup import make_setup
+from tests.tiny import tiny_language_config
 
 STEPS = 5
 SGD = dict(optimizer__name='sgd', optimizer__learning_rate='0.3', optimizer__warmup='1 steps', train__batch_size='16',
@@ -24,8 +24,8 @@ EXPERTS = LANGUAGE | dict(model__experts='4', model__active='2')
 
 def trained(config):
     """The parameters after a few steps, and the last values, as the host has them."""
-    task = tasks.task_of(config)
-    setup = assemble(task.config, task.examples)
+    task = tasks.create_task(config)
+    setup = make_setup(task.config, task.examples)
     layout = setup.layout
     state = layout.replicate(layout.start(functools.partial(setup.initial, task.init), np.uint32(config.seed)))
     update = setup.compiled(task.loss, state)
@@ -37,7 +37,7 @@ def trained(config):
 
 
 def language(folder, changes, mesh, **more):
-    return trained(tiny_language(folder, train__mesh=mesh, **changes, **more))
+    return trained(tiny_language_config(folder, train__mesh=mesh, **changes, **more))
 
 
 def same(one, other):
@@ -56,8 +56,8 @@ def experts(tmp_path_factory):
 
 
 def test_the_last_batch_is_uneven(tmp_path):
-    config = tiny_language(tmp_path, **LANGUAGE)
-    task = tasks.task_of(config)
+    config = tiny_language_config(tmp_path, **LANGUAGE)
+    task = tasks.create_task(config)
     full = [int(np.sum(np.any(task.batch(step)['segments'], axis=1))) for step in range(STEPS)]
     assert 0 < min(full) < max(full) == 16
 
@@ -95,12 +95,12 @@ def test_experts_over_eight_devices(experts, tmp_path, mesh, quickly):
     ('0/count', (), P()),
 ])  # fmt: skip
 def test_where_an_array_lies(path, shape, spec):
-    found = sharding.divided(path, shape, {'fsdp': 2, 'tensor': 2, 'expert': 2})
+    found = sharding.parameter_spec(path, shape, {'fsdp': 2, 'tensor': 2, 'expert': 2})
     assert tuple(found) == tuple(spec) + (None,) * (len(found) - len(spec))
 
 
 def test_what_no_rule_covers_is_refused():
     with pytest.raises(ValueError, match=r'no rule says how to divide odd/thing \(4,\); add one to'):
-        sharding.divided('odd/thing', (4,), {'fsdp': 2})
+        sharding.parameter_spec('odd/thing', (4,), {'fsdp': 2})
     with pytest.raises(ValueError, match=r'the rule for attention/query/kernel has 3 axes; the array has shape \(4,\)'):
-        sharding.divided('attention/query/kernel', (4,), {'fsdp': 2})
+        sharding.parameter_spec('attention/query/kernel', (4,), {'fsdp': 2})

@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.kernels.losses import Sums
+from attnlab.kernels.losses import LossSums
 from attnlab.train import optimizer
-from attnlab.train.setup import assemble
+from attnlab.train.setup import make_setup
 from attnlab.train.step import initial_state
 from tests.train.helpers import EXAMPLES, config, make_task, update_of
 
 
 def apply_once(accumulate, batch, loss):
-    optimize = optimizer.build(config().optimizer)
+    optimize = optimizer.make_optimizer_factory(config().optimizer)
     state = initial_state(lambda rng: {'w': jnp.zeros(())}, optimize, 0)
     return jax.jit(update_of(loss, optimize, accumulate))(state, batch)
 
@@ -20,7 +20,7 @@ def apply_once(accumulate, batch, loss):
 def test_seed_rate_and_decay_are_arguments_of_one_program():
     programs = []
     for seed, rate, decay in ((0, 0.1, 0.2), (4, 0.05, 0.3)):
-        setup = assemble(config(seed, learning_rate=rate, weight_decay=decay, ema=0.9), EXAMPLES)
+        setup = make_setup(config(seed, learning_rate=rate, weight_decay=decay, ema=0.9), EXAMPLES)
         state = setup.initial(make_task().init, np.uint32(0))
         step = setup.compiled(make_task().loss, state)
         programs.append(str(jax.make_jaxpr(step)(state, make_task().batch(0))))
@@ -30,7 +30,7 @@ def test_seed_rate_and_decay_are_arguments_of_one_program():
 def linear(params, batch, rng):
     """A loss whose gradient of the total is the sum of `g` where it counts."""
     counted = jnp.where(batch['counts'], params['w'] * batch['g'] + batch['loss'], 0.0)
-    return Sums(jnp.sum(counted), jnp.sum(batch['counts']), {})
+    return LossSums(jnp.sum(counted), jnp.sum(batch['counts']), {})
 
 
 def test_micro_batches_count_by_weight_not_by_number():
@@ -61,7 +61,7 @@ def test_accumulation_is_the_big_batch():
     def still(params, batch, rng):  # without noise, whose draws depend on the cut
         return make_task().loss(params, batch | {'x': batch['x'] - 0.1 * jax.random.normal(rng, batch['x'].shape)}, rng)
 
-    optimize = optimizer.build(config(name='adam').optimizer)
+    optimize = optimizer.make_optimizer_factory(config(name='adam').optimizer)
     batch, state = make_task().batch(0), initial_state(lambda rng: {'w': jnp.ones(3)}, optimize, 0)
     results = []
     for accumulate in (1, 2, 4):

@@ -53,32 +53,32 @@ from zlib import crc32
 import numpy as np
 
 from attnlab.data import kept
-from attnlab.data.alignments import Links
+from attnlab.data.alignments import GoldLinks
 from attnlab.data.grammar.rules import Sentence, Word, sentence
 from attnlab.data.grammar.sampling import combinations, held_out, structure
-from attnlab.data.pairs import Pairs
+from attnlab.data.pairs import SentencePairs
 from attnlab.data.text import detokenise
 from attnlab.errors import UserError
 
-SPLITS = ('train', 'valid', 'test', 'test_combinations', 'test_lengths')
+GRAMMAR_SPLITS = ('train', 'valid', 'test', 'test_combinations', 'test_lengths')
 LONGEST, LONG = 16, (18, 30)  # English words, the period included
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class GrammarExample:
     """A sentence pair.  The words are those of `tokenise(normalise(text, language))`; links are (source, target)."""
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
-    links: Links
+    links: GoldLinks
     inverted: tuple[tuple[int, int], ...]  # adjectives that precede their noun in English and follow it in French
     source: str
     target: str
 
 
-def example(split: str, seed: int, index: int) -> Example:
+def grammar_example(split: str, seed: int, index: int) -> GrammarExample:
     """The example at `index` of the split drawn by `seed`: a pure function of its arguments."""
-    if split not in SPLITS:
-        raise UserError(f'split {split!r}: expected one of {", ".join(SPLITS)}')
+    if split not in GRAMMAR_SPLITS:
+        raise UserError(f'split {split!r}: expected one of {", ".join(GRAMMAR_SPLITS)}')
     rng = Random(f'{split} {seed} {index}')
     while True:
         drawn = structure(rng, split == 'test_combinations', split == 'test_lengths')
@@ -88,28 +88,28 @@ def example(split: str, seed: int, index: int) -> Example:
             return _example(english, words, source)
 
 
-def realised(drawn: Sentence) -> Example:
+def example_of_structure(drawn: Sentence) -> GrammarExample:
     """The example of a structure: what the grammar makes of it."""
     english, words = sentence(drawn)
     return _example(english, words, detokenise(english))
 
 
-def examples(split: str, count: int, seed: int) -> list[Example]:
+def grammar_examples(split: str, count: int, seed: int) -> list[GrammarExample]:
     """The first `count` of a split."""
-    return [example(split, seed, index) for index in range(count)]
+    return [grammar_example(split, seed, index) for index in range(count)]
 
 
-def pairs(split: str, count: int, seed: int, linked: bool = True) -> Pairs:
+def grammar_pairs(split: str, count: int, seed: int, linked: bool = True) -> SentencePairs:
     """The first `count` of a split as text and, if linked, gold links."""
-    made = kept.kept(f'grammar-{split}', count, (seed,), lambda: _packed(examples(split, count, seed)))
+    made = kept.kept(f'grammar-{split}', count, (seed,), lambda: _packed(grammar_examples(split, count, seed)))
     source, target = (tuple(kept.to_text(made[side]).split('\n')[:count]) for side in ('source', 'target'))
     if not linked:
-        return Pairs(source, target)
+        return SentencePairs(source, target)
     sure, possible = (_links(made[name], count) for name in ('sure', 'possible'))
-    return Pairs(source, target, tuple(map(Links, sure, possible)))
+    return SentencePairs(source, target, tuple(map(GoldLinks, sure, possible)))
 
 
-def _packed(drawn: list[Example]) -> dict[str, np.ndarray]:
+def _packed(drawn: list[GrammarExample]) -> dict[str, np.ndarray]:
     """Text as bytes, a line each; links as rows (example, source, target)."""
     text = lambda lines: kept.from_text('\n'.join(lines))
     rows = lambda each: np.array([(n, *link) for n, links in enumerate(each) for link in sorted(links)], int)
@@ -138,7 +138,7 @@ def _belongs(split: str, source: str, length: int, drawn: Sentence) -> bool:
             return length <= LONGEST and split == ('valid' if family == 0 else 'test' if family == 1 else 'train')
 
 
-def _example(english: list[str], words: list[Word], source: str) -> Example:
+def _example(english: list[str], words: list[Word], source: str) -> GrammarExample:
     sure, possible, inverted = [], [], []
     for j, (_, at, maybe, turned) in enumerate(words):
         if at >= 0:
@@ -147,5 +147,5 @@ def _example(english: list[str], words: list[Word], source: str) -> Example:
                 inverted.append((at, j))
         possible += [(i, j) for i in maybe if i >= 0]
     french = tuple(word.text for word in words)
-    links = Links(frozenset(sure), frozenset(sure + possible))
-    return Example(tuple(english), french, links, tuple(inverted), source, detokenise(french))
+    links = GoldLinks(frozenset(sure), frozenset(sure + possible))
+    return GrammarExample(tuple(english), french, links, tuple(inverted), source, detokenise(french))

@@ -11,13 +11,13 @@ Span = tuple[str, int, int]
 """(label, start, stop) of a word over ids."""
 
 
-def join(weights: np.ndarray, rows: Sequence[Span], columns: Sequence[Span]) -> np.ndarray:
+def join_subwords(weights: np.ndarray, rows: Sequence[Span], columns: Sequence[Span]) -> np.ndarray:
     """Weights of words from weights of tokens [T, S]: the sum over a source word, the mean over a produced one."""
     by_column = np.stack([weights[:, start:stop].sum(axis=1) for _, start, stop in columns], axis=1)
     return np.stack([by_column[start:stop].mean(axis=0) for _, start, stop in rows])
 
 
-def links(weights: np.ndarray, rows: Sequence[Span], columns: Sequence[Span], shift: int) -> frozenset[Link]:
+def extract_links(weights: np.ndarray, rows: Sequence[Span], columns: Sequence[Span], shift: int) -> frozenset[Link]:
     """One (source word, produced word) for each produced word: where it looks most, EOS apart on both sides.
 
     weights: [T, S] over tokens, the last row and column those of EOS.
@@ -25,25 +25,25 @@ def links(weights: np.ndarray, rows: Sequence[Span], columns: Sequence[Span], sh
     """
     if len(rows) < 2 or len(columns) < 2:
         return frozenset()
-    words = join(weights[shift : len(weights) - 1 + shift], rows[:-1], columns[:-1])
+    words = join_subwords(weights[shift : len(weights) - 1 + shift], rows[:-1], columns[:-1])
     return frozenset((int(source), target) for target, source in enumerate(words.argmax(axis=1)))
 
 
-def of_split(
+def extract_split_links(
     weights: Sequence[np.ndarray],
     source: Sequence[Sequence[int]],
     target: Sequence[Sequence[int]],
     vocabularies: tuple[Vocabulary, Vocabulary],
     shift: int,
 ) -> list[frozenset[Link]]:
-    """`links` of every sentence, over the words of its ids."""
+    """`extract_links` of every sentence, over the words of its ids."""
     return [
-        links(one, vocabularies[1].words(produced), vocabularies[0].words(read), shift)
+        extract_links(one, vocabularies[1].words(produced), vocabularies[0].words(read), shift)
         for one, read, produced in zip(weights, source, target, strict=True)
     ]
 
 
-def reversals(found: frozenset[Link]) -> int:
+def count_reversals(found: frozenset[Link]) -> int:
     """Neighbouring produced words that come from neighbouring source words in the opposite order."""
     source_of = {target: source for source, target in found}
     return sum(source_of.get(target + 1) == source - 1 for target, source in source_of.items())

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 
 from attnlab import files
-from attnlab.data.pairs import Pairs
-from attnlab.data.text import bare, normalise, tokenise
-from attnlab.data.vocabulary import BOS, EOS, SPECIAL, UNK, Vocabulary
+from attnlab.data.pairs import SentencePairs
+from attnlab.data.text import normalise, strip_spacing_mark, tokenise
+from attnlab.data.vocabulary import BOS, EOS, SPECIAL_TOKENS, UNK, Vocabulary
 from attnlab.tasks import heatmap
-from attnlab.tasks.align.alignment import join, links, reversals
+from attnlab.tasks.align.alignment import count_reversals, extract_links, join_subwords
 from attnlab.tasks.align.corpus import Vocabularies
 from attnlab.tasks.align.translator import Translation
-from attnlab.tasks.head_grid import Labels, figure_path
+from attnlab.tasks.head_grid import MapLabels, figure_path
 from attnlab.tasks.task import TranslatedSentence
 
-SAMPLES = 10
+MAX_SAMPLES = 10
 
 
-def labelled(
+def label_alignment(
     sentence: str,
     source: Sequence[int],
     translation: Translation,
@@ -36,33 +36,33 @@ def labelled(
     joined: words instead of sub-words, by the sum over a source word and the mean over a produced one.
     shift: 1 reads a token at the step that it feeds, one after it was made; the last one, EOS, feeds none.
     """
-    words = source_words(sentence, source, vocabularies[0])
+    words = label_source_words(sentence, source, vocabularies[0])
     weights, target = translation.weights[shift:], translation.target[: len(translation.target) - shift]
     if not joined:
         columns = words if vocabularies[0].kind == 'words' else vocabularies[0].pieces(source)
         return weights, vocabularies[1].pieces(target), columns
     rows, columns = vocabularies[1].words(target), vocabularies[0].words(source)
-    return join(weights, rows, columns), [row[0] for row in rows], words
+    return join_subwords(weights, rows, columns), [row[0] for row in rows], words
 
 
-def source_words(sentence: str, source: Sequence[int], vocabulary: Vocabulary) -> list[str]:
+def label_source_words(sentence: str, source: Sequence[int], vocabulary: Vocabulary) -> list[str]:
     """The words of a sentence as they were typed, `<unk>` behind those that the model does not know, and EOS."""
     spans = vocabulary.words(source)
-    words = [bare(word) for word in tokenise(normalise(sentence, vocabulary.language))]
-    words = [*words[: len(spans) - 1], SPECIAL[EOS]]  # evaluation cuts long sentences
-    unknown = f' {SPECIAL[UNK]}'
+    words = [strip_spacing_mark(word) for word in tokenise(normalise(sentence, vocabulary.language))]
+    words = [*words[: len(spans) - 1], SPECIAL_TOKENS[EOS]]  # evaluation cuts long sentences
+    unknown = f' {SPECIAL_TOKENS[UNK]}'
     return [
         word + unknown * vocabulary.is_unknown(source[start:stop])
         for word, (_, start, stop) in zip(words, spans, strict=True)
     ]
 
 
-def map_labels(sentence: str, source: Sequence[int], target: Sequence[int], vocabularies: Vocabularies) -> Labels:
+def label_maps(sentence: str, source: Sequence[int], target: Sequence[int], vocabularies: Vocabularies) -> MapLabels:
     """Labels of each attention map of a model that translates `source` into `target`."""
     read, produced = vocabularies[0].pieces(source), vocabularies[1].pieces(target)
     if vocabularies[0].kind == 'words':
-        read = source_words(sentence, source, vocabularies[0])
-    fed = [SPECIAL[BOS], *produced[:-1]]
+        read = label_source_words(sentence, source, vocabularies[0])
+    fed = [SPECIAL_TOKENS[BOS], *produced[:-1]]
     return {
         'encoder/attention': (read, read),
         'decoder/attention': (fed, fed),
@@ -70,8 +70,8 @@ def map_labels(sentence: str, source: Sequence[int], target: Sequence[int], voca
     }
 
 
-def samples(
-    pairs: Pairs,
+def select_samples(
+    pairs: SentencePairs,
     outputs: Sequence[str],
     source: Sequence[Sequence[int]],
     translations: Sequence[Translation],
@@ -83,15 +83,15 @@ def samples(
     The first ones of a model without attention.
     """
     spans = lambda i: (vocabularies[1].words(translations[i].target), vocabularies[0].words(source[i]))
-    reversed_words = lambda i: reversals(links(translations[i].weights, *spans(i), shift))
+    reversed_words = lambda i: count_reversals(extract_links(translations[i].weights, *spans(i), shift))
     counts = [reversed_words(i) if _has_weights(each) else 0 for i, each in enumerate(translations)]
-    chosen = sorted(sorted(range(len(outputs)), key=lambda i: (-counts[i], i))[:SAMPLES])
+    chosen = sorted(sorted(range(len(outputs)), key=lambda i: (-counts[i], i))[:MAX_SAMPLES])
 
     def sample(i: int) -> dict[str, Any]:
         found = {'source': pairs.source[i], 'reference': pairs.target[i], 'output': outputs[i], 'gold': None}
         if not _has_weights(translations[i]):
             return found | {'rows': [], 'columns': [], 'weights': None}
-        weights, rows, columns = labelled(pairs.source[i], source[i], translations[i], vocabularies, True, shift)
+        weights, rows, columns = label_alignment(pairs.source[i], source[i], translations[i], vocabularies, True, shift)
         # Gold links are of the words of the reference: they fit the picture if the output is the reference.
         if pairs.links is not None and outputs[i] == normalise(pairs.target[i], vocabularies[1].language):
             gold = pairs.links[i]
@@ -105,20 +105,20 @@ def _has_weights(translation: Translation) -> bool:
     return translation.weights.size > 0 and len(translation.target) > 1
 
 
-def show(workdir: Path, translated: TranslatedSentence) -> None:
+def show_alignment(workdir: Path, translated: TranslatedSentence) -> None:
     """Show the alignment of a translation on the screen, and write it as a picture and an array file."""
     path = figure_path(workdir, 'translate', translated.source)
     weights, rows, columns = translated.weights, translated.rows, translated.columns
     written = ''
-    with files.optional(workdir):
+    with files.log_write_errors(workdir):
         path.parent.mkdir(exist_ok=True)
-        heatmap.draw(path.with_suffix('.png'), weights, rows, columns, title=translated.text)
-        heatmap.save(path.with_suffix('.npz'), weights, rows, columns)
+        heatmap.draw_heatmap(path.with_suffix('.png'), weights, rows, columns, title=translated.text)
+        heatmap.save_alignment(path.with_suffix('.npz'), weights, rows, columns)
         written = f'{path}.png  {path}.npz'
     terminal = sys.stdout.isatty()
     colour = terminal and not os.environ.get('NO_COLOR') and os.environ.get('TERM') != 'dumb'
     width = shutil.get_terminal_size().columns
     screen = sys.stdout if terminal else sys.stderr  # a pipe gets the translations alone
-    print(heatmap.text(weights, rows, columns, width, colour), file=screen)
+    print(heatmap.render_text(weights, rows, columns, width, colour), file=screen)
     if written:
         print(written, file=screen)

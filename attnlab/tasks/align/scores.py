@@ -5,21 +5,21 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.data.alignments import Link, Links, alignment_error_rate
-from attnlab.data.text import bare, normalise, tokenise
+from attnlab.data.alignments import GoldLinks, Link, alignment_error_rate
+from attnlab.data.text import normalise, strip_spacing_mark, tokenise
 
-LENGTHS = ((1, 5), (6, 10), (11, 15), (16, 20), (21, 25), (26, 30), (31, 1000))
+LENGTH_RANGES = ((1, 5), (6, 10), (11, 15), (16, 20), (21, 25), (26, 30), (31, 1000))
 """Source lengths in words, both ends included."""
 
 
-def bleu(outputs: Sequence[str], references: Sequence[str]) -> float:
+def compute_bleu(outputs: Sequence[str], references: Sequence[str]) -> float:
     """sacreBLEU with its defaults: cased, 13a tokens, detokenised text, references as they are."""
     from sacrebleu.metrics.bleu import BLEU
 
     return BLEU().corpus_score(list(outputs), [list(references)]).score
 
 
-def text_scores(outputs: Sequence[str], references: Sequence[str], language: str) -> dict[str, Any]:
+def score_texts(outputs: Sequence[str], references: Sequence[str], language: str) -> dict[str, Any]:
     """BLEU and chrF with the signatures that make them comparable (Post 2018).
 
     bleu_words: BLEU of lower-cased words, apostrophes apart, the way that papers on Multi30k score; it is higher.
@@ -27,7 +27,7 @@ def text_scores(outputs: Sequence[str], references: Sequence[str], language: str
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    words = lambda texts: [' '.join(map(bare, tokenise(normalise(text, language)))) for text in texts]
+    words = lambda texts: [' '.join(map(strip_spacing_mark, tokenise(normalise(text, language)))) for text in texts]
     texts, apart = (outputs, references), (words(outputs), words(references))
     scores: dict[str, Any] = {}
     by_words = BLEU(lowercase=True, tokenize='none', force=True)  # force: yes, tokenised
@@ -39,26 +39,28 @@ def text_scores(outputs: Sequence[str], references: Sequence[str], language: str
     return scores
 
 
-def by_length(sources: Sequence[str], outputs: Sequence[str], references: Sequence[str], language: str) -> list[dict]:
+def bleu_by_length(
+    sources: Sequence[str], outputs: Sequence[str], references: Sequence[str], language: str
+) -> list[dict]:
     """BLEU of the sentences of each range of source lengths that occurs."""
     words = np.array([len(tokenise(normalise(source, language))) for source in sources])
     rows = []
-    for low, high in LENGTHS:
+    for low, high in LENGTH_RANGES:
         chosen = np.flatnonzero((words >= low) & (words <= high)).tolist()
         if len(chosen):
-            score = bleu([outputs[i] for i in chosen], [references[i] for i in chosen])
+            score = compute_bleu([outputs[i] for i in chosen], [references[i] for i in chosen])
             rows.append({'from': low, 'to': min(high, int(words.max())), 'sentences': len(chosen), 'bleu': score})
     return rows
 
 
-def exact_match(outputs: Sequence[str], references: Sequence[str], language: str) -> float:
+def exact_match_rate(outputs: Sequence[str], references: Sequence[str], language: str) -> float:
     """Share of outputs that are their reference."""
     same = [out == normalise(reference, language) for out, reference in zip(outputs, references, strict=True)]
     return float(np.mean(same))
 
 
-def alignment_scores(
-    found: Mapping[str, Sequence[Set[Link]]], gold: Sequence[Links], inverted: Sequence[Sequence[Link]] | None
+def score_alignments(
+    found: Mapping[str, Sequence[Set[Link]]], gold: Sequence[GoldLinks], inverted: Sequence[Sequence[Link]] | None
 ) -> dict[str, float]:
     """AER, precision and recall of each reading of the attention (name -> links of every sentence).
 

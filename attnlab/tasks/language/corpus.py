@@ -6,58 +6,62 @@ from pathlib import Path
 import numpy as np
 
 from attnlab.configs import GrammarText, ShakespeareData, TextFile
-from attnlab.data import corpus, rows, tokens
-from attnlab.data.corpus import Text
-from attnlab.data.rows import Rows
-from attnlab.data.tokens import Tokens
+from attnlab.data import corpus, rows, tokenizers
+from attnlab.data.corpus import SourceText
+from attnlab.data.rows import TokenRows
+from attnlab.data.tokenizers import Tokenizer
 from attnlab.errors import UserError
-from attnlab.files import at_home
-from attnlab.tasks.checks import check_paths
+from attnlab.files import expand_home
+from attnlab.tasks.checks import check_data_paths
 
 Data = ShakespeareData | TextFile | GrammarText
 
 SPLITS = ('train', 'valid')
 
 
-def read(data: Data, split: str, seed: int) -> list[Text]:
+def read_texts(data: Data, split: str, seed: int) -> list[SourceText]:
     """The texts of a split: one, or its documents where it has them."""
     if split not in SPLITS:
         raise UserError(f'split is {split!r}; expected one of {", ".join(SPLITS)}')
     match data:
         case GrammarText():
-            return corpus.sentences(split, data.train_examples if split == 'train' else data.test_examples, seed)
+            return corpus.grammar_sentences(
+                split, data.train_examples if split == 'train' else data.test_examples, seed
+            )
         case ShakespeareData():
-            whole = corpus.shakespeare(at_home(data.folder, 'data.folder'))
+            whole = corpus.load_shakespeare(expand_home(data.folder, 'data.folder'))
         case TextFile():
-            whole = corpus.read(at_home(data.path, 'data.path'))
-    half = corpus.halves(whole, data.share)[SPLITS.index(split)]
-    return corpus.documents(half, data.documents) if data.documents else [half]
+            whole = corpus.read_text(expand_home(data.path, 'data.path'))
+    half = corpus.split_text(whole, data.share)[SPLITS.index(split)]
+    return corpus.split_documents(half, data.documents) if data.documents else [half]
 
 
-def build_vocabulary(data: Data, train: Sequence[Text]) -> Tokens:
+def build_vocabulary(data: Data, train: Sequence[SourceText]) -> Tokenizer:
     """The vocabulary of the training texts."""
-    return tokens.build(data.vocabulary, train, data.vocabulary_size, documents=bool(data.documents))
+    return tokenizers.build_tokenizer(data.vocabulary, train, data.vocabulary_size, documents=bool(data.documents))
 
 
-def save_vocabulary(vocabulary: Tokens, workdir: Path) -> None:
+def save_vocabulary(vocabulary: Tokenizer, workdir: Path) -> None:
     """Write a vocabulary into the directory of a run."""
     (workdir / 'vocabulary').mkdir(exist_ok=True)
-    tokens.save(vocabulary, workdir / 'vocabulary' / 'text')
+    tokenizers.save_tokenizer(vocabulary, workdir / 'vocabulary' / 'text')
 
 
-def load_vocabulary(workdir: Path) -> Tokens:
+def load_vocabulary(workdir: Path) -> Tokenizer:
     """Read the vocabulary of a run."""
-    return tokens.load(workdir / 'vocabulary' / 'text')
+    return tokenizers.load_tokenizer(workdir / 'vocabulary' / 'text')
 
 
-def encode(data: Data, texts: Sequence[Text], vocabulary: Tokens) -> list[np.ndarray]:
+def encode_texts(data: Data, texts: Sequence[SourceText], vocabulary: Tokenizer) -> list[np.ndarray]:
     """The ids of each text, between the marks of a document where it is one."""
-    return [tokens.document(vocabulary, text) if data.documents else vocabulary.encode(*text) for text in texts]
+    return [
+        tokenizers.encode_document(vocabulary, text) if data.documents else vocabulary.encode(*text) for text in texts
+    ]
 
 
-def every(data: Data, ids: list[np.ndarray], T: int) -> Rows:
+def build_rows(data: Data, ids: list[np.ndarray], T: int) -> TokenRows:
     """Rows of T tokens in which each token but the first of its text is to be predicted once."""
-    return rows.pack(ids, T) if data.documents else rows.consecutive(ids[0], T)
+    return rows.pack_documents(ids, T) if data.documents else rows.consecutive_windows(ids[0], T)
 
 
 def vocabulary_size(data: Data, seed: int) -> int:
@@ -66,7 +70,7 @@ def vocabulary_size(data: Data, seed: int) -> int:
         case 'subwords':
             return data.vocabulary_size
         case 'bytes':
-            return tokens.Bytes(bool(data.documents)).size
+            return tokenizers.ByteTokenizer(bool(data.documents)).size
         case 'characters':
-            check_paths(data)
-            return build_vocabulary(data, read(data, 'train', seed)).size
+            check_data_paths(data)
+            return build_vocabulary(data, read_texts(data, 'train', seed)).size

@@ -16,24 +16,24 @@ from attnlab.errors import UserError
 from attnlab.models.image import ImageModel
 from attnlab.tasks import head_grid, heatmap
 from attnlab.tasks.task import Params
-from attnlab.tasks.vision import corpus, drawings
-from attnlab.tasks.vision.scaling import prepared
+from attnlab.tasks.vision import dataset, figures
+from attnlab.tasks.vision.preprocess import preprocess_images
 
-SHOWN = 8
+MAX_ROLLOUTS = 8
 """So many images of a split have their attention drawn."""
 
-SIGNATURES = (b'\x89PNG', b'\xff\xd8\xff', b'GIF8', b'RIFF', b'II*\0', b'MM\0*')
+FILE_SIGNATURES = (b'\x89PNG', b'\xff\xd8\xff', b'GIF8', b'RIFF', b'II*\0', b'MM\0*')
 """First bytes of PNG, JPEG, GIF, WebP and TIFF files."""
 
-LONGEST = 18
+MAX_DIGITS = 18
 """Digits of an image's number at most; what has more is the name of a file."""
 
 
-def evaluated(
+def write_evaluation_pictures(
     folder: Path,
     model: ImageModel,
     params: Params,
-    scale: corpus.Scale,
+    scale: dataset.ImageStatistics,
     whole: Images,
     probabilities: np.ndarray,
 ) -> None:
@@ -42,33 +42,37 @@ def evaluated(
     shown = []
 
     def add(name: str, figure: Any, caption: str) -> None:
-        (folder / f'{name}.png').write_bytes(heatmap.png(figure))
+        (folder / f'{name}.png').write_bytes(heatmap.render_png(figure))
         shown.append({'file': f'{name}.png', 'caption': caption})
 
-    first = whole.pixels[:SHOWN]
-    maps = attention(model, params, scale, first)
+    first = whole.pixels[:MAX_ROLLOUTS]
+    maps = compute_attention_maps(model, params, scale, first)
     if maps:
-        rolled = rollout(maps['attention'], model)
-        titles = [whole.names[label] for label in whole.labels[:SHOWN]]
+        rolled = attention_rollout(maps['attention'], model)
+        titles = [whole.names[label] for label in whole.labels[:MAX_ROLLOUTS]]
         caption = 'Attention rolled out over all layers (Abnar and Zuidema 2020), from 0 (white) to its largest (black)'
-        add('rollout', drawings.rollouts(first, rolled, titles), caption)
+        add('rollout', figures.plot_rollouts(first, rolled, titles), caption)
     wrong = np.flatnonzero(probabilities.argmax(axis=1) != whole.labels)
     wrong = wrong[np.argsort(-probabilities[wrong].max(axis=1), kind='stable')]
     if len(wrong):
-        figure = drawings.mistakes(whole, probabilities, wrong[: drawings.MISTAKES])
+        figure = figures.plot_mistakes(whole, probabilities, wrong[: figures.MAX_MISTAKES])
         add('mistakes', figure, f'The surest of {len(wrong):,} mistakes: the class, what it was taken for, how surely')
-    add('confusion', drawings.confusion(probabilities, whole), 'Images of each class (row) by what they were taken for')
-    add('calibration', drawings.calibration(probabilities, whole.labels), 'Accuracy of images by their confidence')
+    add(
+        'confusion',
+        figures.plot_confusion_matrix(probabilities, whole),
+        'Images of each class (row) by what they were taken for',
+    )
+    add('calibration', figures.plot_calibration(probabilities, whole.labels), 'Accuracy of images by their confidence')
     if 'positions' in params:
         table = np.asarray(params['positions']['table'])[-model.module.grid[0] * model.module.grid[1] :]
         caption = 'Cosine of each position with all: one small grid a position, from -1 (white) to 1 (black)'
-        add('positions', drawings.similarities(table, model.module.grid), caption)
-    if (kernel := filters(params)) is not None:
-        add('filters', drawings.filters(kernel[0]), kernel[1])
+        add('positions', figures.plot_position_similarities(table, model.module.grid), caption)
+    if (kernel := first_layer_filters(params)) is not None:
+        add('filters', figures.plot_filters(kernel[0]), kernel[1])
     (folder / 'pictures.json').write_text(json.dumps(shown, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
 
 
-def filters(params: Params) -> tuple[np.ndarray, str] | None:
+def first_layer_filters(params: Params) -> tuple[np.ndarray, str] | None:
     """The first layer's filters [n, height, width, C], and what they are; None where they have no colours to show."""
     if 'embedding' in params:
         kernel = np.asarray(params['embedding']['kernel'])
@@ -76,7 +80,7 @@ def filters(params: Params) -> tuple[np.ndarray, str] | None:
         if C not in (1, 3):
             return None
         _, _, components = np.linalg.svd(kernel.reshape(-1, D).T, full_matrices=False)
-        count = min(drawings.FILTERS, len(components))
+        count = min(figures.MAX_FILTERS, len(components))
         what = f'The first {count} principal components of the patch embedding'
         return components[:count].reshape(-1, height, width, C), what
     for names in (('tokenizer', 'convolution_0'), ('stem',)):
@@ -84,18 +88,20 @@ def filters(params: Params) -> tuple[np.ndarray, str] | None:
         for name in names:
             found = found.get(name, {})
         if 'kernel' in found and found['kernel'].shape[2] in (1, 3):
-            kernel = np.moveaxis(np.asarray(found['kernel']), -1, 0)[: drawings.FILTERS]
+            kernel = np.moveaxis(np.asarray(found['kernel']), -1, 0)[: figures.MAX_FILTERS]
             return kernel, f'{len(kernel)} filters of the first convolution'
     return None
 
 
-def attention(model: ImageModel, params: Params, scale: corpus.Scale, pixels: np.ndarray) -> dict[str, np.ndarray]:
+def compute_attention_maps(
+    model: ImageModel, params: Params, scale: dataset.ImageStatistics, pixels: np.ndarray
+) -> dict[str, np.ndarray]:
     """Every attention of the model over images uint8 [B, H, W, C]: [B, L, N, T, T] by its name."""
-    found = model.maps(params, prepared(jax.numpy.asarray(pixels), scale, model.size))
+    found = model.maps(params, preprocess_images(jax.numpy.asarray(pixels), scale, model.size))
     return {kind: jax.device_get(weights) for kind, weights in found.items()}
 
 
-def read(weights: np.ndarray, model: ImageModel) -> np.ndarray:
+def attention_to_grid(weights: np.ndarray, model: ImageModel) -> np.ndarray:
     """What is looked at [*B, rows, columns], of weights [*B, T, T]: by the class token, else by the mean of the image's
     tokens."""
     module = model.module
@@ -104,17 +110,17 @@ def read(weights: np.ndarray, model: ImageModel) -> np.ndarray:
     return rows.reshape(*rows.shape[:-1], *module.grid)
 
 
-def rollout(weights: np.ndarray, model: ImageModel) -> np.ndarray:
+def attention_rollout(weights: np.ndarray, model: ImageModel) -> np.ndarray:
     """[B, rows, columns], of all layers' weights [B, L, N, T, T] (Abnar and Zuidema 2020, section 3): the product of
     (W + 1) / 2, with W the mean of a layer's heads and 1 for the residual."""
     T = weights.shape[-1]
     total = np.eye(T)
     for layer in range(weights.shape[1]):
         total = (weights[:, layer].mean(axis=1) + np.eye(T)) / 2 @ total
-    return read(total, model)
+    return attention_to_grid(total, model)
 
 
-def draw_attention(
+def draw_image_attention(
     folder: Path, image: np.ndarray, maps: dict[str, np.ndarray], model: ImageModel, layer: int | None,
     head: int | None,
 ) -> None:  # fmt: skip
@@ -124,23 +130,23 @@ def draw_attention(
 
     Raises UserError for a layer or head, from 1, that the model does not have, before anything is written.
     """
-    head_grid.check_chosen(maps, layer, head)
+    head_grid.check_layer_and_head(maps, layer, head)
     weights = maps['attention']
-    rolled, seen = rollout(weights[None], model)[0], read(weights, model)
+    rolled, seen = attention_rollout(weights[None], model)[0], attention_to_grid(weights, model)
     layers = range(len(seen)) if layer is None else [layer - 1]
     heads = range(seen.shape[1]) if head is None else [head - 1]
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(folder / 'weights.npz', attention=weights, rollout=rolled, image=image)
-    (folder / 'heads.png').write_bytes(heatmap.png(drawings.heads(image, seen, layers, heads)))
-    (folder / 'rollout.png').write_bytes(heatmap.png(drawings.rollouts(image[None], rolled[None], [''])))
+    (folder / 'heads.png').write_bytes(heatmap.render_png(figures.plot_heads(image, seen, layers, heads)))
+    (folder / 'rollout.png').write_bytes(heatmap.render_png(figures.plot_rollouts(image[None], rolled[None], [''])))
     for name in ('weights.npz', 'heads.png', 'rollout.png'):
         print(folder / name)
 
 
-def chosen(data: corpus.Data, seed: int, texts: Sequence[str]) -> list[np.ndarray]:
+def load_chosen_images(data: dataset.Data, seed: int, texts: Sequence[str]) -> list[np.ndarray]:
     """The images uint8 [H, W, C]: by their number in the test split, or of a file, brought to the others' size."""
-    numbers = {text: int(text) for text in texts if text.isascii() and text.isdecimal() and len(text) <= LONGEST}
-    whole = corpus.read(data, 'test', seed) if numbers else None
+    numbers = {text: int(text) for text in texts if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS}
+    whole = dataset.read_images(data, 'test', seed) if numbers else None
     found = []
     for text in texts:
         if whole is not None and text in numbers:
@@ -149,11 +155,11 @@ def chosen(data: corpus.Data, seed: int, texts: Sequence[str]) -> list[np.ndarra
                 raise UserError(f'there is no image {text}; expected 0 to {last}, those of the test split')
             found.append(whole.pixels[numbers[text]])
         else:
-            found.append(opened(text, corpus.shape(data)))
+            found.append(open_image(text, dataset.image_shape(data)))
     return found
 
 
-def opened(path: str, shape: tuple[int, int, int]) -> np.ndarray:
+def open_image(path: str, shape: tuple[int, int, int]) -> np.ndarray:
     """The middle of an image file, as large as its sides allow, brought to a shape (height, width, channels).
 
     It is turned as its camera says, and what is transparent lies on white.
@@ -171,7 +177,7 @@ def opened(path: str, shape: tuple[int, int, int]) -> np.ndarray:
     return np.asarray(image.resize((W, H), Image.Resampling.BICUBIC, box=box), np.uint8).reshape(H, W, C)
 
 
-LARGEST_FILE = 2**28
+MAX_FILE_BYTES = 2**28
 """Bytes of a picture's file; a device such as /dev/zero has no end."""
 
 
@@ -180,12 +186,12 @@ def _decoded(path: str) -> Image.Image:
     expected = 'expected a number of the test split or a picture'
     try:
         with open(path, 'rb') as file:
-            data = file.read(LARGEST_FILE + 1)  # before it is opened as a picture, as Pillow would seek in a pipe
+            data = file.read(MAX_FILE_BYTES + 1)  # before it is opened as a picture, as Pillow would seek in a pipe
     except (OSError, ValueError) as error:
         reason = getattr(error, 'strerror', None) or error
         raise UserError(f'{path}: cannot be read ({reason}); {expected}') from None
-    if len(data) > LARGEST_FILE:
-        raise UserError(f'{path}: cannot be read (too large: more than {LARGEST_FILE} bytes); {expected}')
+    if len(data) > MAX_FILE_BYTES:
+        raise UserError(f'{path}: cannot be read (too large: more than {MAX_FILE_BYTES} bytes); {expected}')
     try:
         with warnings.catch_warnings(action='ignore'), Image.open(io.BytesIO(data)) as file:
             return ImageOps.exif_transpose(file)
@@ -193,7 +199,7 @@ def _decoded(path: str) -> Image.Image:
         reason = f'too large: {str(error).split(",")[0]}'
     except Exception as error:  # damaged bytes raise many kinds
         # Pillow does not identify an image whose header is cut short.
-        begun = data.startswith(SIGNATURES) or data[4:8] == b'ftyp'
+        begun = data.startswith(FILE_SIGNATURES) or data[4:8] == b'ftyp'
         unknown = isinstance(error, UnidentifiedImageError) and not begun
         reason = 'empty' if not data else 'not an image' if unknown else 'truncated or damaged'
     raise UserError(f'{path}: cannot be read ({reason}); {expected}')

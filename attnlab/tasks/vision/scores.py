@@ -2,15 +2,15 @@
 
 import numpy as np
 
-BINS = 15
+CALIBRATION_BINS = 15
 """Of the calibration error, as in Guo et al. 2017."""
 
 
-def scores(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def score_classification(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Of probabilities [n, classes] and labels [n], each image once.
 
     accuracy: the likeliest class is the label's.  top5: it is among the five likeliest, with more than five classes.
-    loss: mean of -log p(label), in nats.  calibration_error: see `calibration`.
+    loss: mean of -log p(label), in nats.  calibration_error: see `calibration_bins`.
     """
     n, classes = probabilities.shape
     truth = probabilities[np.arange(n), labels]
@@ -19,25 +19,25 @@ def scores(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     found = {'accuracy': float(np.mean(rank < 1)), 'loss': float(-np.mean(np.log(np.maximum(truth, 1e-30))))}
     if classes > 5:
         found['top5'] = float(np.mean(rank < 5))
-    sizes, confidence, accuracy = calibration(probabilities, labels)
+    sizes, confidence, accuracy = calibration_bins(probabilities, labels)
     found['calibration_error'] = float(np.sum(sizes * np.abs(confidence - accuracy)) / n)
     return found
 
 
-def calibration(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images by their confidence, the likeliest class's probability, in `BINS` of equal width (Guo et al. 2017, eq. 3).
+def calibration_bins(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images by their confidence, the likeliest class's probability, in `CALIBRATION_BINS` of equal width (Guo et al. 2017, eq. 3).
 
     Returns how many there are in each bin, their mean confidence and their accuracy, 0 in an empty one.
     """
     confidence = probabilities.max(axis=1)
     right = probabilities.argmax(axis=1) == labels
-    at = np.clip(np.ceil(np.nan_to_num(confidence) * BINS).astype(int) - 1, 0, BINS - 1)
-    sizes = np.bincount(at, minlength=BINS)
-    mean = lambda values: np.bincount(at, values, BINS) / np.maximum(sizes, 1)
+    at = np.clip(np.ceil(np.nan_to_num(confidence) * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
+    sizes = np.bincount(at, minlength=CALIBRATION_BINS)
+    mean = lambda values: np.bincount(at, values, CALIBRATION_BINS) / np.maximum(sizes, 1)
     return sizes, mean(confidence), mean(right)
 
 
-def confusion(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def confusion_matrix(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """[classes, classes] int: how many images of class (row) were taken for class (column)."""
     classes = probabilities.shape[1]
     pairs = labels * classes + probabilities.argmax(axis=1)

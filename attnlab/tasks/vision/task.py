@@ -14,15 +14,15 @@ import numpy as np
 from attnlab import files
 from attnlab.configs import RunConfig, VisionConfig, VitConfig
 from attnlab.data.images import Images
-from attnlab.kernels import axes
-from attnlab.kernels.losses import Sums, cross_entropy
-from attnlab.kernels.patches import resized_grid
-from attnlab.models.image import ImageModel, image_model
+from attnlab.kernels import mesh_axes
+from attnlab.kernels.losses import LossSums, cross_entropy
+from attnlab.kernels.patches import resize_position_table
+from attnlab.models.image import ImageModel, make_image_model
 from attnlab.tasks import blocks, head_grid
-from attnlab.tasks.checks import check_init, check_paths
+from attnlab.tasks.checks import check_data_paths, check_model_init
 from attnlab.tasks.task import AttentionMaps, Batch, Outline, Params
-from attnlab.tasks.vision import corpus, pictures, scores
-from attnlab.tasks.vision.scaling import prepared
+from attnlab.tasks.vision import dataset, pictures, scores
+from attnlab.tasks.vision.preprocess import preprocess_images
 
 EVALUATION_IMAGES = 250
 """About the number of images of a batch in evaluation."""
@@ -43,20 +43,20 @@ class VisionTask:
     workdir: Path | None = None
 
     def check(self) -> None:
-        check_paths(self.config.data)
+        check_data_paths(self.config.data)
         self._check_model()
 
     def _check_model(self) -> None:
-        check_init(self.config.model, self.model.init)
+        check_model_init(self.config.model, self.model.init)
 
     def outline(self, layers: int | None, active: bool) -> Outline:
         """One image."""
         self._check_model()
         config, data = self.config.model, self.config.data
         if isinstance(config, VitConfig):
-            config = blocks.outlined(config, layers, active)
-        classes, C = corpus.classes(data), corpus.shape(data)[-1]
-        model = image_model(config, classes, C)
+            config = blocks.outline_config(config, layers, active)
+        classes, C = dataset.class_count(data), dataset.image_shape(data)[-1]
+        model = make_image_model(config, classes, C)
         H, W = model.size
         tokens = model.module.prefix + math.prod(model.module.grid)
         what = f'{H} x {W} pixels' + (f', {tokens} tokens' if isinstance(config, VitConfig) else '')
@@ -71,11 +71,15 @@ class VisionTask:
     @cached_property
     def _splits(self) -> tuple[Images, Images]:
         """The training and validation splits."""
-        return corpus.read_training(self.config.data, self.config.seed)
+        return dataset.read_training_images(self.config.data, self.config.seed)
 
     @cached_property
-    def scale(self) -> corpus.Scale:
-        return corpus.scale_of(self._splits[0]) if self.workdir is None else corpus.load(self.workdir)
+    def scale(self) -> dataset.ImageStatistics:
+        return (
+            dataset.compute_image_statistics(self._splits[0])
+            if self.workdir is None
+            else dataset.load_image_statistics(self.workdir)
+        )
 
     @property
     def examples(self) -> int:
@@ -84,26 +88,26 @@ class VisionTask:
     @cached_property
     def _draw(self) -> Callable[[int, slice], dict[str, np.ndarray]]:
         config = self.config
-        return corpus.batch_of(config.data, self._splits[0], config.train.batch_size, config.seed)
+        return dataset.build_batch_function(config.data, self._splits[0], config.train.batch_size, config.seed)
 
     def batch(self, step: int, rows: slice = slice(None)) -> dict[str, np.ndarray]:
         return self._draw(step, rows)
 
     def save(self, workdir: Path) -> None:
-        corpus.save(self.scale, workdir)
+        dataset.save_image_statistics(self.scale, workdir)
 
     # Model
 
     @cached_property
     def model(self) -> ImageModel:
         data = self.config.data
-        return image_model(self.config.model, corpus.classes(data), corpus.shape(data)[-1])
+        return make_image_model(self.config.model, dataset.class_count(data), dataset.image_shape(data)[-1])
 
     def init(self, rng: jax.Array) -> Params:
         return self.model.init(rng)
 
-    def loss(self, params: Params, batch: Batch, rng: jax.Array) -> Sums:
-        images = prepared(batch['images'], self.scale, self.model.size)
+    def loss(self, params: Params, batch: Batch, rng: jax.Array) -> LossSums:
+        images = preprocess_images(batch['images'], self.scale, self.model.size)
         logits, aux = self.model.forward(params, images, rng)
         first, second = (
             cross_entropy(logits, batch[name], self.config.train.label_smoothing, NO_LABEL, share)
@@ -111,8 +115,8 @@ class VisionTask:
         )
         right = jnp.sum((jnp.argmax(logits, axis=-1) == batch['first']) & (batch['first'] != NO_LABEL))
         extras = {'nll': first.extras['nll'] + second.extras['nll'], 'accuracy': right}
-        sums = Sums(first.total + second.total, first.weight + second.weight, extras)
-        return blocks.with_expert_losses(self.config.model, sums, aux)
+        sums = LossSums(first.total + second.total, first.weight + second.weight, extras)
+        return blocks.add_expert_losses(self.config.model, sums, aux)
 
     def adapted(self, source: 'VisionTask', params: Params) -> Params:
         """Learned positions are interpolated to this model's grid; a head for other classes starts anew."""
@@ -120,9 +124,9 @@ class VisionTask:
         params = dict(params)
         if 'positions' in params and grid != before.grid:
             front = 0 if before.reader is None else 1
-            table = resized_grid(params['positions']['table'], before.grid, grid, front)
+            table = resize_position_table(params['positions']['table'], before.grid, grid, front)
             params['positions'] = {'table': table}
-        if corpus.classes(self.config.data) != corpus.classes(source.config.data):
+        if dataset.class_count(self.config.data) != dataset.class_count(source.config.data):
             params['head'] = jax.jit(self.init)(jax.random.key(self.config.seed))['head']
         return params
 
@@ -134,8 +138,8 @@ class VisionTask:
 
         @jax.jit
         def softmax(params: Params, pixels: jax.Array) -> jax.Array:
-            images = prepared(axes.spread(pixels), self.scale, self.model.size)
-            return axes.whole(jax.nn.softmax(self.model.forward(params, images, None)[0], axis=-1))
+            images = preprocess_images(mesh_axes.shard_rows(pixels), self.scale, self.model.size)
+            return mesh_axes.replicate_arrays(jax.nn.softmax(self.model.forward(params, images, None)[0], axis=-1))
 
         return softmax
 
@@ -144,7 +148,7 @@ class VisionTask:
 
         Raises ValueError for another dtype or another size than that of the training images.
         """
-        shape = corpus.shape(self.config.data)
+        shape = dataset.image_shape(self.config.data)
         if pixels.dtype != np.uint8 or pixels.shape[1:] != shape:
             raise ValueError(
                 f'images are {pixels.dtype} {list(pixels.shape)}; expected uint8 [n, {", ".join(map(str, shape))}]'
@@ -153,44 +157,46 @@ class VisionTask:
 
     def probabilities(self, params: Params, images: Images) -> np.ndarray:
         """The probability of each class [n, classes] float64, every image once."""
-        B = axes.at_once(EVALUATION_IMAGES, len(images.labels))
-        batches = [self._softmax(params, pixels) for pixels, _ in corpus.in_order(images, B)]
+        B = mesh_axes.evaluation_batch_size(EVALUATION_IMAGES, len(images.labels))
+        batches = [self._softmax(params, pixels) for pixels, _ in dataset.evaluation_batches(images, B)]
         return np.concatenate([np.asarray(x, np.float64) for x in batches])[: len(images.labels)]
 
     def validate(self, params: Params) -> dict[str, float]:
         valid = self._splits[1]
-        return scores.scores(self.probabilities(params, valid), valid.labels)
+        return scores.score_classification(self.probabilities(params, valid), valid.labels)
 
     def evaluate(self, params: Params, split: str) -> dict[str, Any]:
         """All scores; writes the confusion matrix and probabilities of the split, and pictures of the model."""
-        images = corpus.read(self.config.data, split, self.config.seed)
+        images = dataset.read_images(self.config.data, split, self.config.seed)
         found = self.probabilities(params, images)
         if self.workdir is not None:
-            with files.optional(self.workdir):
+            with files.log_write_errors(self.workdir):
                 folder = self.workdir / 'samples'
                 folder.mkdir(exist_ok=True)
-                table, rounded = scores.confusion(found, images.labels), found.astype(np.float32)
+                table, rounded = scores.confusion_matrix(found, images.labels), found.astype(np.float32)
                 np.savez_compressed(
                     folder / f'{split}.npz', probabilities=rounded, labels=images.labels, confusion=table
                 )
                 folder = self.workdir / 'figures' / f'eval-{split}'
-                pictures.evaluated(folder, self.model, params, self.scale, images, found)
-        return {'split': split, 'images': len(images.labels), **scores.scores(found, images.labels)}
+                pictures.write_evaluation_pictures(folder, self.model, params, self.scale, images, found)
+        return {'split': split, 'images': len(images.labels), **scores.score_classification(found, images.labels)}
 
     # Use
 
     def attend(self, params: Params, texts: Sequence[str], layer: int | None, head: int | None) -> None:
         """Draw the attention of every layer and head over images: numbers of the test split, from 0, or files."""
-        for text, image in zip(texts, pictures.chosen(self.config.data, self.config.seed, texts), strict=True):
+        for text, image in zip(
+            texts, pictures.load_chosen_images(self.config.data, self.config.seed, texts), strict=True
+        ):
             maps = self._maps(params, image)
             folder = head_grid.figure_path(self.workdir or Path(), 'attend', text)
-            pictures.draw_attention(folder, image, maps, self.model, layer, head)
+            pictures.draw_image_attention(folder, image, maps, self.model, layer, head)
 
     def attention_maps(self, params: Params, text: str) -> AttentionMaps:
         """Return the attention of every layer and head over an image: its number in the test split, or a file."""
-        (image,) = pictures.chosen(self.config.data, self.config.seed, [text])
+        (image,) = pictures.load_chosen_images(self.config.data, self.config.seed, [text])
         return AttentionMaps(self._maps(params, image), {})
 
     def _maps(self, params: Params, image: np.ndarray) -> dict[str, np.ndarray]:
-        maps = pictures.attention(self.model, params, self.scale, image[None])
+        maps = pictures.compute_attention_maps(self.model, params, self.scale, image[None])
         return {kind: weights[0] for kind, weights in maps.items()}

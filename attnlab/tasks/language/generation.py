@@ -8,19 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import environment
-from attnlab.data.tokens import Subwords, Tokens
-from attnlab.data.vocabulary import warn_of_unknown
+from attnlab.data.tokenizers import SubwordTokenizer, Tokenizer
+from attnlab.data.vocabulary import warn_of_unknown_words
 from attnlab.decode import cache
-from attnlab.decode.sampling import Sampled, check_tokens, sample
+from attnlab.decode.sampling import SampleResult, check_decoded_tokens, sample_tokens
 from attnlab.errors import UserError
 from attnlab.models.language import LanguageModel
 from attnlab.tasks.task import Params
 
 
-def write(
+def generate_texts(
     model: LanguageModel,
     params: Params,
-    vocabulary: Tokens,
+    vocabulary: Tokenizer,
     prompt: str,
     documents: bool,
     *,
@@ -35,7 +35,7 @@ def write(
 
     A model sees `context` tokens: when they are full it goes on from the last half of them, and the log says so.
     documents: the prompt opens a document, and each sample ends with its own.
-    temperature, top_k, top_p: as in `attnlab.decode.sampling.sample`.  Sample i is the same however many there are.
+    temperature, top_k, top_p: as in `attnlab.decode.sampling.sample_tokens`.  Sample i is the same however many there are.
 
     Raises:
       UserError: for numbers out of range, texts that are larger than the memory, a prompt of characters that the model
@@ -47,10 +47,10 @@ def write(
             raise UserError(f'{name} is {number}; expected at least 1')
     if not 0 <= seed < 2**32:  # a key of JAX takes 32 bits
         raise UserError(f'seed is {seed}; expected 0 to {2**32 - 1}')
-    ids = start(vocabulary, prompt, documents)
+    ids = encode_prompt(vocabulary, prompt, documents)
     end = vocabulary.marks[1] if documents and vocabulary.marks else None
     _check_memory(model, params, samples, len(ids) + tokens)
-    go_on = continuation(model, end, temperature, top_k, top_p)
+    go_on = build_sampler(model, end, temperature, top_k, top_p)
     texts, want = [ids.tolist() for _ in range(samples)], len(ids) + tokens
     open_rows = np.ones(samples, bool)
     turn, context = 0, model.config.context
@@ -61,7 +61,7 @@ def write(
         room = min(left, context - max(map(len, windows)) + 1)
         key = jax.random.fold_in(jax.random.key(seed), turn)
         sampled = go_on(params, *_padded(windows, context), key, room)
-        check_tokens(np.asarray(sampled.tokens)[open_rows])
+        check_decoded_tokens(np.asarray(sampled.tokens)[open_rows])
         for row in np.flatnonzero(open_rows):
             more = np.asarray(sampled.tokens[row, : int(sampled.lengths[row])]).tolist()
             texts[row] += more
@@ -72,11 +72,13 @@ def write(
     return [vocabulary.decode(text) for text in texts]
 
 
-def start(vocabulary: Tokens, prompt: str, documents: bool) -> np.ndarray:
+def encode_prompt(vocabulary: Tokenizer, prompt: str, documents: bool) -> np.ndarray:
     """The ids that a prompt begins with."""
     ids = vocabulary.encode(prompt, 'prompt')
-    if isinstance(vocabulary, Subwords):  # characters refuse unknown ones; bytes do not show which were trained on
-        warn_of_unknown(vocabulary.vocabulary, prompt.split('\n'))
+    if isinstance(
+        vocabulary, SubwordTokenizer
+    ):  # characters refuse unknown ones; bytes do not show which were trained on
+        warn_of_unknown_words(vocabulary.vocabulary, prompt.split('\n'))
     marks = vocabulary.marks if documents else None
     if not len(ids) and (prompt or marks is None):  # sub-words leave nothing of a prompt of invisible characters
         raise UserError('the prompt is empty; expected some text to go on from')
@@ -85,11 +87,11 @@ def start(vocabulary: Tokens, prompt: str, documents: bool) -> np.ndarray:
 
 def _check_memory(model: LanguageModel, params: Params, samples: int, length: int) -> None:
     """Raise UserError where so many texts of `length` tokens, and the cache of each, are larger than the memory."""
-    held = jax.eval_shape(lambda params: cache.start(model, params, 1, model.config.context), params)
+    held = jax.eval_shape(lambda params: cache.init_cache(model, params, 1, model.config.context), params)
     kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
     on_device = samples * (2 * kept + 8 * model.vocabulary)  # the cache before and after a step, and float32 logits
     text = samples * 40 * length  # a list of Python integers: 8 bytes for a place and 32 for an integer
-    host, device = environment.memory(), jax.local_devices()[0]
+    host, device = environment.host_memory_bytes(), jax.local_devices()[0]
     if device.platform == 'cpu':
         room, needed = host, on_device + text
     else:
@@ -99,17 +101,17 @@ def _check_memory(model: LanguageModel, params: Params, samples: int, length: in
         raise UserError(f'{came}; this machine has {min(room, host):.2g}; expected fewer samples or tokens')
 
 
-def continuation(
+def build_sampler(
     model: LanguageModel, end: int | None, temperature: float, top_k: int | None, top_p: float | None
 ) -> Any:
     """(params, windows [B, context], real [B, context], key, room) -> Sampled, compiled once a batch size."""
 
     @jax.jit
-    def go_on(params: Params, windows: jax.Array, real: jax.Array, rng: jax.Array, room: jax.Array) -> Sampled:
-        empty = cache.start(model, params, windows.shape[0], model.config.context)
+    def go_on(params: Params, windows: jax.Array, real: jax.Array, rng: jax.Array, room: jax.Array) -> SampleResult:
+        empty = cache.init_cache(model, params, windows.shape[0], model.config.context)
         state, first = cache.prefill(model, params, empty, windows, real)
-        return sample(
-            cache.stepper(model, params), state, first, rng=rng, limit=model.config.context, stop=room, end=end,
+        return sample_tokens(
+            cache.make_decode_step(model, params), state, first, rng=rng, limit=model.config.context, stop=room, end=end,
             temperature=temperature, top_k=top_k, top_p=top_p,
         )  # fmt: skip
 

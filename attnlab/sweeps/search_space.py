@@ -9,16 +9,18 @@ from optuna.distributions import BaseDistribution, distribution_to_json
 from optuna.trial import FixedTrial, Trial
 
 from attnlab.errors import UserError
-from attnlab.sweeps import Overrides, outcome
+from attnlab.sweeps import Overrides, sweep_files
 
 
-def record(trial: Trial) -> dict[str, Any]:
-    """The draws of a trial as JSON: for `check`."""
+def record_draws(trial: Trial) -> dict[str, Any]:
+    """The draws of a trial as JSON: for `check_search_space`."""
     draws = {name: {'value': trial.params[name], 'from': _json(each)} for name, each in trial.distributions.items()}
     return {'trial': trial.number, 'draws': draws}
 
 
-def check(folder: Path, search: Callable[[Any], Overrides], typed: Callable[[Overrides], Overrides]) -> None:
+def check_search_space(
+    folder: Path, search: Callable[[Any], Overrides], typed: Callable[[Overrides], Overrides]
+) -> None:
     """Raises UserError naming the first parameter that the search now draws from other values than its points' draws.
 
     The search is called once more for each point, with what it drew for it.  Points of earlier versions have no record
@@ -46,7 +48,7 @@ def check(folder: Path, search: Callable[[Any], Overrides], typed: Callable[[Ove
 
 def _recorded(folder: Path) -> Iterator[dict[str, Any]]:
     """Points whose draws are recorded, by number; not those for which the search failed."""
-    found = [outcome.load_point(path) or {} for path in sorted((folder / 'points').glob('*/point.json'))]
+    found = [sweep_files.read_point(path) or {} for path in sorted((folder / 'points').glob('*/point.json'))]
     return (point for point in found if point.get('draws') and point['overrides'])
 
 
@@ -67,7 +69,7 @@ class _Recorded(FixedTrial):
         return super()._suggest(name, distribution)
 
 
-def shown(distribution: BaseDistribution) -> str:
+def describe_distribution(distribution: BaseDistribution) -> str:
     """`0.001 to 0.1 (log)`, `1 to 9 in steps of 2`, `one of a, b`."""
     return _told(_json(distribution))
 

@@ -20,17 +20,17 @@ import numpy as np
 
 from attnlab import files
 from attnlab.data import vocabulary
-from attnlab.data.corpus import Text
-from attnlab.data.text import SPACE, nearest
+from attnlab.data.corpus import SourceText
+from attnlab.data.text import SPACE_MARK, file_suggestion
 from attnlab.data.vocabulary import Vocabulary, checked_ids
 from attnlab.errors import UserError
 
-KINDS = ('characters', 'bytes', 'subwords')
-MARK = vocabulary.SPECIAL[vocabulary.EOS]
+TOKENIZER_KINDS = ('characters', 'bytes', 'subwords')
+MARK = vocabulary.SPECIAL_TOKENS[vocabulary.EOS]
 Ids = Sequence[int] | np.ndarray
 
 
-class Tokens(Protocol):
+class Tokenizer(Protocol):
     """What the kinds have in common.  An id outside of 0 to size - 1 raises ValueError."""
 
     @property
@@ -60,7 +60,7 @@ class Tokens(Protocol):
 
 
 @dataclass(frozen=True)
-class Characters:
+class CharacterTokenizer:
     """Id i is the i-th of the `characters`, sorted by code point; the mark, if there is one, comes last."""
 
     characters: str
@@ -101,7 +101,7 @@ class Characters:
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ByteTokenizer:
     """The bytes of UTF-8, and 256 for the mark if there is one.  Bytes that are no UTF-8 decode to U+FFFD."""
 
     marked: bool = False
@@ -127,7 +127,7 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class Subwords:
+class SubwordTokenizer:
     """Every line as its Vocabulary encodes it, and between two lines the id of the byte <0x0A>."""
 
     vocabulary: Vocabulary
@@ -143,7 +143,7 @@ class Subwords:
     def encode(self, text: str, where: str = 'text', line: int = 1) -> np.ndarray:
         _refuse_surrogates(text, where, line)
         ids = []
-        for encoded in self.vocabulary.encode_all(text.split('\n')):
+        for encoded in self.vocabulary.encode_batch(text.split('\n')):
             ids += [*encoded, self._newline]
         return np.array(ids[:-1], np.int32)
 
@@ -164,27 +164,29 @@ class Subwords:
         return self.vocabulary.tokens.index('<0x0A>')
 
 
-def build(kind: str, texts: Iterable[Text], size: int = 0, language: str = 'en', documents: bool = False) -> Tokens:
+def build_tokenizer(
+    kind: str, texts: Iterable[SourceText], size: int = 0, language: str = 'en', documents: bool = False
+) -> Tokenizer:
     """The tokens of a training text: its characters, the 256 bytes, or at most `size` sub-words of the `language`.
 
     documents: with marks; sub-words always have them.  A size for characters or bytes raises UserError.
     """
-    if kind not in KINDS:
-        raise UserError(f'vocabulary {kind!r}: expected one of {", ".join(KINDS)}')
+    if kind not in TOKENIZER_KINDS:
+        raise UserError(f'vocabulary {kind!r}: expected one of {", ".join(TOKENIZER_KINDS)}')
     if kind == 'subwords':
         lines = [line for text in texts for line in text.text.split('\n')]
-        return Subwords(vocabulary.build('subwords', lines, size, language))
+        return SubwordTokenizer(vocabulary.build_vocabulary('subwords', lines, size, language))
     if size:
         raise UserError(f'vocabulary size {size}: {kind} have a size of their own; expected 0')
     if kind == 'bytes':
-        return Bytes(documents)
+        return ByteTokenizer(documents)
     found = set().union(*(text.text for text in texts))
     if not found:
         raise UserError('no text to build a vocabulary from')
-    return Characters(''.join(sorted(found)), documents)
+    return CharacterTokenizer(''.join(sorted(found)), documents)
 
 
-def document(tokens: Tokens, text: Text) -> np.ndarray:
+def encode_document(tokens: Tokenizer, text: SourceText) -> np.ndarray:
     """[n + 2] int32: a document between its marks, so that its first token and its end are predicted too."""
     if tokens.marks is None:
         raise ValueError('these tokens have no marks for documents; expected those of build(..., documents=True)')
@@ -192,44 +194,44 @@ def document(tokens: Tokens, text: Text) -> np.ndarray:
     return np.concatenate([[front], tokens.encode(*text), [behind]], dtype=np.int32)
 
 
-def save(tokens: Tokens, path: str | Path) -> Path:
+def save_tokenizer(tokens: Tokenizer, path: str | Path) -> Path:
     """Writes `path`.json for characters and bytes, `path`.model for sub-words, and returns which."""
     match tokens:
-        case Subwords(words):
-            return vocabulary.save(words, path)
-        case Characters(characters, marked):
+        case SubwordTokenizer(words):
+            return vocabulary.save_vocabulary(words, path)
+        case CharacterTokenizer(characters, marked):
             fields = {'kind': 'characters', 'documents': marked, 'characters': characters}
-        case Bytes(marked):
+        case ByteTokenizer(marked):
             fields = {'kind': 'bytes', 'documents': marked}
         case _:
             raise TypeError(f'tokens are {tokens!r}; expected Characters, Bytes or Subwords')
     path = Path(f'{path}.json')
-    files.write(path, json.dumps(fields) + '\n')
+    files.write_file(path, json.dumps(fields) + '\n')
     return path
 
 
-def saved(path: str | Path) -> bool:
-    """Whether there is what `save` writes to `path` + .json or .model."""
+def tokenizer_exists(path: str | Path) -> bool:
+    """Whether there is what `save_tokenizer` writes to `path` + .json or .model."""
     return Path(f'{path}.json').is_file() or Path(f'{path}.model').is_file()
 
 
-def load(path: str | Path) -> Tokens:
-    """What `save` wrote to `path` + .json or .model; a missing or foreign file raises UserError."""
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """What `save_tokenizer` wrote to `path` + .json or .model; a missing or foreign file raises UserError."""
     plain, subwords = Path(f'{path}.json'), Path(f'{path}.model')
     if plain.is_file():
         return _loaded(plain)
     if not subwords.is_file():
-        raise UserError(f'{path}: no such vocabulary, .json or .model{nearest(plain)}')
-    return Subwords(vocabulary.load(path))
+        raise UserError(f'{path}: no such vocabulary, .json or .model{file_suggestion(plain)}')
+    return SubwordTokenizer(vocabulary.load_vocabulary(path))
 
 
-def _loaded(path: Path) -> Tokens:
+def _loaded(path: Path) -> Tokenizer:
     try:
         match json.loads(path.read_bytes()):
             case {'kind': 'bytes', 'documents': bool(marked)}:
-                return Bytes(marked)
+                return ByteTokenizer(marked)
             case {'kind': 'characters', 'documents': bool(marked), 'characters': str(characters)}:
-                return Characters(characters, marked)
+                return CharacterTokenizer(characters, marked)
     except ValueError:  # no JSON, or characters out of order
         pass
     raise UserError(f'{path}: not a vocabulary of attnlab')
@@ -240,7 +242,7 @@ def _points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), np.uint32)
 
 
-def _document(tokens: Tokens, ids: Ids) -> list[int]:
+def _document(tokens: Tokenizer, ids: Ids) -> list[int]:
     """The ids of the first document, without its marks."""
     listed = checked_ids(ids, tokens.size)
     if tokens.marks is None:
@@ -252,7 +254,7 @@ def _document(tokens: Tokens, ids: Ids) -> list[int]:
 
 def _label(character: str) -> str:
     if character == ' ':
-        return SPACE
+        return SPACE_MARK
     return character if character.isprintable() else repr(character)[1:-1]
 
 

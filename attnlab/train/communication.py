@@ -14,19 +14,19 @@ from ml_collections import ConfigDict
 
 from attnlab import tasks
 from attnlab.configs import RunConfig
-from attnlab.tasks.task import Batch, Outlined, Params, able
+from attnlab.tasks.task import Batch, Params, SupportsOutline, require_support
 from attnlab.train import devices
 from attnlab.train.cost import device_bytes
-from attnlab.train.setup import assemble
-from attnlab.train.step import State
+from attnlab.train.setup import make_setup
+from attnlab.train.step import TrainState
 
-KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
+COLLECTIVES = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 
-DTYPES = {'pred': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4, 'f32': 4,
+DTYPE_BYTES = {'pred': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4, 'f32': 4,
           's64': 8, 'u64': 8, 'f64': 8}  # fmt: skip
 
 
-class Sent(NamedTuple):
+class CollectiveCost(NamedTuple):
     """Of one kind of collective: how often a step has it, and the bytes that a device gets from it in a step."""
 
     kind: str
@@ -34,7 +34,7 @@ class Sent(NamedTuple):
     bytes: int
 
 
-def count(config: RunConfig | ConfigDict, mesh: str) -> tuple[dict[str, int], list[Sent]]:
+def count_communication(config: RunConfig | ConfigDict, mesh: str) -> tuple[dict[str, int], list[CollectiveCost]]:
     """The bytes that lie on one device, by name, and the collectives of a step, as XLA divides it for CPUs.
 
     The step is the gradient of the sum of all logits for one (micro-)batch, and the optimizer's update.  Compilers for
@@ -43,18 +43,18 @@ def count(config: RunConfig | ConfigDict, mesh: str) -> tuple[dict[str, int], li
 
     Raises UserError for a mesh that does not divide the batch.
     """
-    task = tasks.task_of(config)
-    outline = able(task, Outlined, 'have a model that can be counted').outline(None, False)
+    task = tasks.create_task(config)
+    outline = require_support(task, SupportsOutline, 'have a model that can be counted').outline(None, False)
     train = replace(task.config.train, mesh=mesh, parallel='jit')
-    setup = assemble(replace(task.config, train=train), examples=1)
+    setup = make_setup(replace(task.config, train=train), examples=1)
     layout = setup.layout
     assert isinstance(layout, devices.JitLayout)
     rows = train.batch_size // train.accumulate
 
-    def started(params: Params) -> State:
+    def started(params: Params) -> TrainState:
         return setup.initial(lambda rng: params, np.uint32(0))
 
-    def step(state: State, batch: Batch) -> State:
+    def step(state: TrainState, batch: Batch) -> TrainState:
         grads = jax.grad(lambda params: jnp.sum(outline.forward(params, *batch)))(state.params)
         updates, memory = setup.optimize(1e-3, 0.1).update(grads, state.optimizer, state.params)
         return state._replace(params=optax.apply_updates(state.params, updates), optimizer=memory)
@@ -72,10 +72,10 @@ def count(config: RunConfig | ConfigDict, mesh: str) -> tuple[dict[str, int], li
     held = {name: device_bytes(tree) for name, tree in held.items()}
     if state.average is not None:
         held['average'] = device_bytes(state.average)
-    return held, collectives(program.compile().as_text() or '')
+    return held, parse_collectives(program.compile().as_text() or '')
 
 
-def collectives(program: str) -> list[Sent]:
+def parse_collectives(program: str) -> list[CollectiveCost]:
     """The collectives of a compiled program, from its text; those in a loop as often as it turns.
 
     Raises ValueError for a loop with collectives in it whose turns are not known.
@@ -85,7 +85,7 @@ def collectives(program: str) -> list[Sent]:
     def of(name: str) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
         for line in bodies[name]:
-            if match := re.search(rf' ({"|".join(KINDS)})(-start)?\(', line):
+            if match := re.search(rf' ({"|".join(COLLECTIVES)})(-start)?\(', line):
                 _add(found, match[1], 1, _bytes(line[: match.start()]))
             turns = _turns(line)
             for inner in _called(line):
@@ -95,7 +95,7 @@ def collectives(program: str) -> list[Sent]:
                     _add(found, kind, times * turns, size * turns)
         return found
 
-    return [Sent(kind, *numbers) for kind, numbers in sorted(of(entry).items())]
+    return [CollectiveCost(kind, *numbers) for kind, numbers in sorted(of(entry).items())]
 
 
 def _add(found: dict[str, tuple[int, int]], kind: str, times: int, size: int) -> None:
@@ -135,10 +135,10 @@ def _turns(line: str) -> int | None:
 def _bytes(result: str) -> int:
     """Of the shapes in a line's text before the operation."""
     shapes = re.findall(r'(\w+)\[([\d,]*)\]', result)
-    return sum(DTYPES[kind] * math.prod(map(int, filter(None, sizes.split(',')))) for kind, sizes in shapes)
+    return sum(DTYPE_BYTES[kind] * math.prod(map(int, filter(None, sizes.split(',')))) for kind, sizes in shapes)
 
 
-def table(held: dict[str, int], sent: list[Sent]) -> str:
+def format_communication(held: dict[str, int], sent: list[CollectiveCost]) -> str:
     """Both as text."""
     lines = [f'{"on each device":<36}{"bytes":>22}']
     lines += [f'{name:<36}{size:>22,}' for name, size in [*held.items(), ('together', sum(held.values()))]]

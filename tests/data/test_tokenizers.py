@@ -7,29 +7,42 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from attnlab.data.corpus import Text
+from attnlab.data.corpus import SourceText
 from attnlab.data.text import normalise
-from attnlab.data.tokens import Bytes, Characters, Subwords, build, document, load, save
+from attnlab.data.tokenizers import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    SubwordTokenizer,
+    build_tokenizer,
+    encode_document,
+    load_tokenizer,
+    save_tokenizer,
+)
 from attnlab.errors import UserError
 
 PLAY = 'First Citizen:\nSpeak, speak.\n\nAll:\n  Où?\tÉté ☃!\n'
-SUBWORDS = build('subwords', [Text(PLAY, 'play')], 300, 'fr')
-ALL = [Characters(''.join(sorted(set(PLAY)))), Characters(''.join(sorted(set(PLAY))), True), Bytes(), Bytes(True)]
+SUBWORDS = build_tokenizer('subwords', [SourceText(PLAY, 'play')], 300, 'fr')
+ALL = [
+    CharacterTokenizer(''.join(sorted(set(PLAY)))),
+    CharacterTokenizer(''.join(sorted(set(PLAY))), True),
+    ByteTokenizer(),
+    ByteTokenizer(True),
+]
 ALL = [pytest.param(one, id=f'{type(one).__name__}{one.size}') for one in [*ALL, SUBWORDS]]
 
 
 def test_characters_are_numbered_by_code_point():
-    made = build('characters', [Text('hello ', 'a'), Text('é\n', 'b')])
-    assert made == Characters('\n ehloé') and made.size == 7 and made.marks is None
+    made = build_tokenizer('characters', [SourceText('hello ', 'a'), SourceText('é\n', 'b')])
+    assert made == CharacterTokenizer('\n ehloé') and made.size == 7 and made.marks is None
     ids = made.encode('olé\n')
     assert ids.dtype == np.int32 and ids.tolist() == [5, 4, 6, 0]
     assert made.encode('').tolist() == []
 
 
 def test_bytes_are_those_of_utf8():
-    assert Bytes().size == 256
-    assert Bytes().encode('aé☃').tolist() == list('aé☃'.encode())
-    assert Bytes().decode(list('é☃'.encode()[:-1])) == 'é\ufffd'
+    assert ByteTokenizer().size == 256
+    assert ByteTokenizer().encode('aé☃').tolist() == list('aé☃'.encode())
+    assert ByteTokenizer().decode(list('é☃'.encode()[:-1])) == 'é\ufffd'
 
 
 @pytest.mark.parametrize('kind', ALL)
@@ -46,18 +59,18 @@ def test_text_comes_back(kind):
 @example('\n\na\n')
 @settings(max_examples=100)
 def test_any_text_comes_back(text):
-    assert Bytes(True).decode(Bytes(True).encode(text)) == text
+    assert ByteTokenizer(True).decode(ByteTokenizer(True).encode(text)) == text
     if text:
-        made = build('characters', [Text(text, 'x')])
+        made = build_tokenizer('characters', [SourceText(text, 'x')])
         ids = made.encode(text)
         assert made.decode(ids) == text and [made.characters[i] for i in ids] == list(text)
     assert SUBWORDS.decode(SUBWORDS.encode(text)) == '\n'.join(normalise(line, 'fr') for line in text.split('\n'))
 
 
-@pytest.mark.parametrize('kind', [Characters('abc', True), Bytes(True), SUBWORDS])
+@pytest.mark.parametrize('kind', [CharacterTokenizer('abc', True), ByteTokenizer(True), SUBWORDS])
 def test_a_document_stands_between_its_marks(kind):
     front, behind = kind.marks
-    ids = document(kind, Text('ab', 'x'))
+    ids = encode_document(kind, SourceText('ab', 'x'))
     assert ids.dtype == np.int32 and ids.tolist() == [front, *kind.encode('ab'), behind]
     assert kind.size > max(front, behind) and not {front, behind} & set(kind.encode('abcabc'))
     assert kind.decode(ids) == 'ab' and kind.decode(np.concatenate([ids, ids])) == 'ab'
@@ -68,12 +81,12 @@ def test_a_document_stands_between_its_marks(kind):
 def test_characters_in_another_order_are_no_vocabulary():
     for wrong in ('', 'ba', 'aa'):
         with pytest.raises(ValueError, match='characters are .*; expected at least one, in order, each once'):
-            Characters(wrong)
+            CharacterTokenizer(wrong)
 
 
 def test_a_stream_has_no_marks():
     with pytest.raises(ValueError, match='no marks for documents'):
-        document(Bytes(), Text('a', 'x'))
+        encode_document(ByteTokenizer(), SourceText('a', 'x'))
 
 
 @pytest.mark.parametrize('kind', ALL)
@@ -86,16 +99,16 @@ def test_ids_outside_of_the_table_raise(kind, method):
 
 
 def test_an_unknown_character_is_named_with_its_line():
-    made = Characters('\nab')
+    made = CharacterTokenizer('\nab')
     message = r"in\.txt, line 7: character 'é' \(U\+00E9\) is none of the 3 of the training text; bytes and subwords"
     with pytest.raises(UserError, match=message):
-        made.encode(*Text('ab\n\nabéz', 'in.txt', 5))
+        made.encode(*SourceText('ab\n\nabéz', 'in.txt', 5))
     for text, shown in (('z', "'z'"), ('\t', r"'\\t'"), (' ', "' '"), ('\udc80', r"'\\udc80'"), ('😀', "'😀'")):
         with pytest.raises(UserError, match=f'prompt, line 1: character {shown}'):
             made.encode('ab' + text, 'prompt')
 
 
-@pytest.mark.parametrize('kind', [Bytes(), SUBWORDS])
+@pytest.mark.parametrize('kind', [ByteTokenizer(), SUBWORDS])
 def test_an_argument_that_is_no_utf8_is_refused(kind):
     with pytest.raises(UserError, match=r"prompt, line 2: character '\\udcff' \(U\+DCFF\) is not UTF-8"):
         kind.encode('a\nb\udcff', 'prompt')
@@ -111,27 +124,27 @@ def test_an_argument_that_is_no_utf8_is_refused(kind):
 ])  # fmt: skip
 def test_what_cannot_be_built(kind, text, size, message):
     with pytest.raises(UserError, match=message):
-        build(kind, [Text(text, 'x')], size)
+        build_tokenizer(kind, [SourceText(text, 'x')], size)
 
 
-@pytest.mark.parametrize('kind', [*ALL, Characters('\n\r"\\aé\u2028\U0001f600')])
+@pytest.mark.parametrize('kind', [*ALL, CharacterTokenizer('\n\r"\\aé\u2028\U0001f600')])
 def test_save_and_load(kind, tmp_path):
-    path = save(kind, tmp_path / 'tokens.v1')
-    assert path == tmp_path / f'tokens.v1.{"model" if isinstance(kind, Subwords) else "json"}'
-    assert load(tmp_path / 'tokens.v1') == kind
+    path = save_tokenizer(kind, tmp_path / 'tokens.v1')
+    assert path == tmp_path / f'tokens.v1.{"model" if isinstance(kind, SubwordTokenizer) else "json"}'
+    assert load_tokenizer(tmp_path / 'tokens.v1') == kind
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
 def test_files_that_are_no_vocabulary(tmp_path):
     with pytest.raises(UserError, match=r'tokens: no such vocabulary, \.json or \.model'):
-        load(tmp_path / 'tokens')
+        load_tokenizer(tmp_path / 'tokens')
     bad = [{'kind': 'words'}, {'kind': 'bytes'}, [], {'kind': 'characters', 'documents': False, 'characters': 'ba'}]
     bad += [{'kind': 'characters', 'documents': False, 'characters': chars} for chars in ('', 'aa', ['a'])]
     for data in (b'', b'{', b'\xff\xfe', *(json.dumps(fields).encode() for fields in bad)):
         (tmp_path / 'tokens.json').write_bytes(data)
         with pytest.raises(UserError, match=r'tokens\.json: not a vocabulary of attnlab'):
-            load(tmp_path / 'tokens')
+            load_tokenizer(tmp_path / 'tokens')
     (tmp_path / 'tokens.json').unlink()
     (tmp_path / 'tokens.model').write_bytes(b'x')
     with pytest.raises(UserError, match=r'tokens\.model: not a vocabulary of attnlab'):
-        load(tmp_path / 'tokens')
+        load_tokenizer(tmp_path / 'tokens')

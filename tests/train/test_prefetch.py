@@ -6,13 +6,15 @@ from contextlib import closing
 
 import pytest
 
-from attnlab.train.ahead import DEPTH, ahead
+from attnlab.train.prefetch import PREFETCH_DEPTH, prefetch_batches
 
 
 @pytest.mark.parametrize(('start', 'stop'), [(0, 9), (5, 6), (3, 3), (0, 1)])
 def test_batches_come_in_order_each_made_once(start, stop):
     made = []
-    assert list(ahead(lambda step: made.append(step) or step, start, stop)) == list(range(start, stop)) == made
+    assert (
+        list(prefetch_batches(lambda step: made.append(step) or step, start, stop)) == list(range(start, stop)) == made
+    )
 
 
 def test_so_many_are_made_before_they_are_asked_for():
@@ -23,14 +25,16 @@ def test_so_many_are_made_before_they_are_asked_for():
             made.append(step)
         return step
 
-    with closing(ahead(batch, 0, 100)) as batches:
+    with closing(prefetch_batches(batch, 0, 100)) as batches:
         for taken in range(5):
             assert next(batches) == taken
         limit = time.monotonic() + 5
-        while len(made) < 5 + DEPTH - 1 and time.monotonic() < limit:
+        while len(made) < 5 + PREFETCH_DEPTH - 1 and time.monotonic() < limit:
             time.sleep(0.01)
-        assert 5 + DEPTH - 1 <= len(made) <= 5 + DEPTH
-    assert len(made) <= 5 + DEPTH and 'batches' not in {each.name.split('_')[0] for each in threading.enumerate()}
+        assert 5 + PREFETCH_DEPTH - 1 <= len(made) <= 5 + PREFETCH_DEPTH
+    assert len(made) <= 5 + PREFETCH_DEPTH and 'batches' not in {
+        each.name.split('_')[0] for each in threading.enumerate()
+    }
 
 
 def test_an_error_comes_in_its_turn():
@@ -39,7 +43,7 @@ def test_an_error_comes_in_its_turn():
             raise ValueError('no third one')
         return step
 
-    batches = ahead(batch, 0, 9)
+    batches = prefetch_batches(batch, 0, 9)
     assert [next(batches), next(batches)] == [0, 1]
     with pytest.raises(ValueError, match='no third one'):
         next(batches)

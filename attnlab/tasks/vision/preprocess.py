@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from attnlab.tasks.vision.corpus import Scale
+from attnlab.tasks.vision.dataset import ImageStatistics
 
 
-def prepared(images: jax.Array, scale: Scale, size: tuple[int, int]) -> jax.Array:
+def preprocess_images(images: jax.Array, scale: ImageStatistics, size: tuple[int, int]) -> jax.Array:
     """uint8 images [B, H, W, C] as float32 of this size, each channel with mean 0 and standard deviation 1."""
     mean, deviation = (jnp.asarray(each, jnp.float32)[None, None, None] for each in (scale.mean, scale.deviation))
     x = (images.astype(jnp.float32) / 255 - mean) / deviation

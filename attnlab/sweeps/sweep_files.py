@@ -20,13 +20,13 @@ from typing import Any, Literal
 from attnlab import files
 from attnlab.errors import UserError
 
-Status = Literal['waiting', 'running', 'done', 'failed', 'pruned']
+PointStatus = Literal['waiting', 'running', 'done', 'failed', 'pruned']
 Direction = Literal['max', 'min']
 
-BEAT = 5.0
+HEARTBEAT_SECONDS = 5.0
 """Seconds between two signs of life of who runs a point."""
 
-GRACE = 60.0
+GRACE_SECONDS = 60.0
 """Seconds without one after which it counts as dead."""
 
 
@@ -57,7 +57,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Row:
+class PointRow:
     """A point as it stands: what it is, and what came of it; `value` to `diverged_at` as in `Outcome`.
 
     overrides: dotted key -> bool, int, float, str, None or a tuple of these, in the order of the sweep.
@@ -68,7 +68,7 @@ class Row:
     name: str
     overrides: dict[str, Any]
     run: Path
-    status: Status
+    status: PointStatus
     value: float | None = None
     step: int | None = None
     seconds: float | None = None
@@ -77,7 +77,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepResults:
     """A sweep's directory, read.
 
     config: the experiment file and its argument, as on the command line.
@@ -93,10 +93,10 @@ class Sweep:
     overrides: tuple[tuple[str, str], ...]
     metric: str | None
     direction: Direction | None
-    rows: tuple[Row, ...]
+    rows: tuple[PointRow, ...]
 
 
-def read(folder: str | os.PathLike) -> Sweep:
+def read_sweep(folder: str | os.PathLike) -> SweepResults:
     """The sweep in a directory; raises UserError where there is none, and where its points measure different things."""
     folder = Path(folder)
     spec = read_spec(folder)
@@ -104,16 +104,16 @@ def read(folder: str | os.PathLike) -> Sweep:
         raise UserError(f'{folder} holds no sweep (it has no sweep.json)')
     points = spec['points']
     if spec.get('search'):
-        points = [known for path in (folder / 'points').glob('*/point.json') if (known := load_point(path))]
+        points = [known for path in (folder / 'points').glob('*/point.json') if (known := read_point(path))]
     points = sorted(points, key=lambda point: point['number'])
-    ended = {point['name']: outcome(folder, point['name']) for point in points}
+    ended = {point['name']: read_outcome(folder, point['name']) for point in points}
     ends = [end for end in ended.values() if end]
     measured: set[tuple[str, Direction | None]] = {(end.metric, end.direction) for end in ends if end.metric}
     if len(measured) > 1:
         several = ' and '.join(sorted(f'{metric} ({direction})' for metric, direction in measured))
         raise UserError(f'{folder}: the points of the sweep measure different things: {several}')
     metric, direction = next(iter(measured), (None, None))
-    return Sweep(
+    return SweepResults(
         folder=folder,
         config=spec['config'],
         sweep=tuple(spec['sweep']),
@@ -124,13 +124,13 @@ def read(folder: str | os.PathLike) -> Sweep:
     )
 
 
-def _row(folder: Path, point: dict[str, Any], end: Outcome | None) -> Row:
+def _row(folder: Path, point: dict[str, Any], end: Outcome | None) -> PointRow:
     values = {key: _tupled(value) for key, value in point['overrides'].items()}
     known = point['number'], point['name'], values, run_folder(folder, point['name'])
     if end is None:
         running = _alive(point_folder(folder, point['name']) / 'running.json')
-        return Row(*known, 'running' if running else 'waiting')
-    return Row(*known, end.status, end.value, end.step, end.seconds, end.reason, end.diverged_at)
+        return PointRow(*known, 'running' if running else 'waiting')
+    return PointRow(*known, end.status, end.value, end.step, end.seconds, end.reason, end.diverged_at)
 
 
 def point_folder(folder: Path, name: str) -> Path:
@@ -145,38 +145,38 @@ def run_folder(folder: Path, name: str) -> Path:
 
 def read_spec(folder: Path) -> dict[str, Any] | None:
     """What sweep.json says; None where there is none."""
-    return load(Path(folder) / 'sweep.json', 'config', 'sweep', 'overrides', 'points')
+    return read_json(Path(folder) / 'sweep.json', 'config', 'sweep', 'overrides', 'points')
 
 
-def outcome(folder: Path, name: str) -> Outcome | None:
+def read_outcome(folder: Path, name: str) -> Outcome | None:
     """How a point ended, None for one that did not yet."""
     required = [field.name for field in fields(Outcome) if field.default is MISSING]
-    found = load(point_folder(folder, name) / 'outcome.json', *required)
+    found = read_json(point_folder(folder, name) / 'outcome.json', *required)
     known = [field.name for field in fields(Outcome)]
     return Outcome(**{name: value for name, value in found.items() if name in known}) if found else None
 
 
 def write_outcome(folder: Path, name: str, end: Outcome) -> None:
     """Writes it whole or not at all."""
-    write(point_folder(folder, name) / 'outcome.json', asdict(end))
+    write_json(point_folder(folder, name) / 'outcome.json', asdict(end))
 
 
-def forget(folder: Path, name: str, point: bool = False) -> None:
+def delete_outcome(folder: Path, name: str, point: bool = False) -> None:
     """Takes away how a point ended, and, of a search, also what it was."""
     for file in ('outcome.json', *(['point.json'] if point else [])):
         (point_folder(folder, name) / file).unlink(missing_ok=True)
 
 
-def write(path: Path, tree: Mapping[str, Any]) -> None:
+def write_json(path: Path, tree: Mapping[str, Any]) -> None:
     """Writes JSON that a reader sees whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, _json(tree))
+    files.write_file(path, _json(tree))
 
 
-def create(path: Path, tree: Mapping[str, Any]) -> bool:
+def create_json(path: Path, tree: Mapping[str, Any]) -> bool:
     """Writes JSON where there is no such file yet, and says whether that was so: of several, one does."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = files.beside(path)
+    part = files.temporary_path(path)
     try:
         part.write_text(_json(tree), encoding='utf-8')
         os.link(part, path)  # unlike a rename, refused where the name is taken
@@ -191,7 +191,7 @@ def _json(tree: Mapping[str, Any]) -> str:
     return json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + '\n'
 
 
-def load(path: Path, *keys: str) -> dict[str, Any] | None:
+def read_json(path: Path, *keys: str) -> dict[str, Any] | None:
     """The JSON object in a file, None where there is none; UserError for anything else, and for one without a key."""
     try:
         found = json.loads(path.read_text(encoding='utf-8'))
@@ -206,27 +206,27 @@ def load(path: Path, *keys: str) -> dict[str, Any] | None:
     return found
 
 
-def load_point(path: Path) -> dict[str, Any] | None:
+def read_point(path: Path) -> dict[str, Any] | None:
     """Number, name and overrides of a point of a search, from its point.json."""
-    return load(path, 'number', 'name', 'overrides')
+    return read_json(path, 'number', 'name', 'overrides')
 
 
 def write_running(folder: Path, name: str, running: bool, started: float, seconds: float) -> None:
     """Says that this process runs a point, or has ended to; seconds: that the point was trained so far."""
     who = {'running': running, 'host': socket.gethostname(), 'pid': os.getpid()}
-    write(point_folder(folder, name) / 'running.json', who | {'started': started, 'seconds': seconds})
+    write_json(point_folder(folder, name) / 'running.json', who | {'started': started, 'seconds': seconds})
 
 
-def seconds_before(folder: Path, name: str) -> float:
+def read_training_seconds(folder: Path, name: str) -> float:
     """That a point was trained by whoever ran it so far."""
-    found = load(point_folder(folder, name) / 'running.json', 'seconds')
+    found = read_json(point_folder(folder, name) / 'running.json', 'seconds')
     return found['seconds'] if found else 0.0
 
 
 def _alive(path: Path) -> bool:
     """Whether the file says that someone runs the point, and was written a short while ago."""
-    found = load(path, 'running')
-    return bool(found and found['running']) and time.time() - path.stat().st_mtime < GRACE
+    found = read_json(path, 'running')
+    return bool(found and found['running']) and time.time() - path.stat().st_mtime < GRACE_SECONDS
 
 
 def _tupled(value: Any) -> Any:

@@ -11,17 +11,17 @@ from attnlab import files
 from attnlab.configs import Cifar10Data, Cifar100Data, DigitsData, ImageFiles
 from attnlab.data import batches, digits, images
 from attnlab.data.augment import Augment
-from attnlab.data.images import SPLITS, Images
+from attnlab.data.images import IMAGE_SPLITS, Images
 from attnlab.errors import UserError
-from attnlab.files import at_home
+from attnlab.files import expand_home
 
 Data = Cifar10Data | Cifar100Data | DigitsData | ImageFiles
 
-GROUP = 128
+AUGMENT_GROUP = 128
 """Rows of a training batch that are changed together."""
 
 
-class Scale(NamedTuple):
+class ImageStatistics(NamedTuple):
     """Mean and deviation of each channel of the training images [C], from 0 to 1, and the names of the classes."""
 
     mean: tuple[float, ...]
@@ -29,65 +29,67 @@ class Scale(NamedTuple):
     names: tuple[str, ...]
 
 
-def shape(data: Data) -> tuple[int, int, int]:
+def image_shape(data: Data) -> tuple[int, int, int]:
     """(height, width, channels) of the images as they are read."""
     match data:
         case DigitsData():
-            return digits.SIDE, digits.SIDE, 1
+            return digits.DIGIT_SIDE, digits.DIGIT_SIDE, 1
         case ImageFiles():
             return data.shape
         case _:
-            return images.SIDE, images.SIDE, 3
+            return images.CIFAR_SIDE, images.CIFAR_SIDE, 3
 
 
-def classes(data: Data) -> int:
+def class_count(data: Data) -> int:
     """How many there are."""
-    return data.classes if isinstance(data, ImageFiles) else images.CLASSES[data.name]
+    return data.classes if isinstance(data, ImageFiles) else images.CLASS_COUNTS[data.name]
 
 
-def read(data: Data, split: str, seed: int) -> Images:
+def read_images(data: Data, split: str, seed: int) -> Images:
     """The images of a split: 'train', 'valid', which is held out of it, or 'test'."""
-    if split not in SPLITS:
-        raise UserError(f'split is {split!r}; expected one of {", ".join(SPLITS)}')
+    if split not in IMAGE_SPLITS:
+        raise UserError(f'split is {split!r}; expected one of {", ".join(IMAGE_SPLITS)}')
     if split != 'test':
-        return read_training(data, seed)[SPLITS.index(split)]
+        return read_training_images(data, seed)[IMAGE_SPLITS.index(split)]
     match data:
         case DigitsData():
-            return images.drawn('test', data.test_examples, seed)
+            return images.draw_digit_images('test', data.test_examples, seed)
         case ImageFiles():
-            return images.arrays(at_home(data.test, 'data.test'), data.classes, data.shape)
+            return images.load_npz_images(expand_home(data.test, 'data.test'), data.classes, data.shape)
         case _:
-            return images.cifar(data.name, 'test', at_home(data.folder, 'data.folder'))
+            return images.load_cifar(data.name, 'test', expand_home(data.folder, 'data.folder'))
 
 
-def read_training(data: Data, seed: int) -> tuple[Images, Images]:
+def read_training_images(data: Data, seed: int) -> tuple[Images, Images]:
     """The images to train on, and those held out to choose by, from one reading."""
     match data:
         case DigitsData():
-            return images.drawn('train', data.train_examples, seed), images.drawn('valid', data.test_examples, seed)
+            return images.draw_digit_images('train', data.train_examples, seed), images.draw_digit_images(
+                'valid', data.test_examples, seed
+            )
         case ImageFiles():
-            whole = images.arrays(at_home(data.train, 'data.train'), data.classes, data.shape)
+            whole = images.load_npz_images(expand_home(data.train, 'data.train'), data.classes, data.shape)
         case _:
-            whole = images.cifar(data.name, 'train', at_home(data.folder, 'data.folder'))
-    return images.parted(whole, data.held_out)
+            whole = images.load_cifar(data.name, 'train', expand_home(data.folder, 'data.folder'))
+    return images.split_held_out(whole, data.held_out)
 
 
-def batch_of(data: Data, whole: Images, B: int, seed: int) -> Callable[..., dict[str, np.ndarray]]:
+def build_batch_function(data: Data, whole: Images, B: int, seed: int) -> Callable[..., dict[str, np.ndarray]]:
     """Training batch of step i, (step, rows=all): all images once an epoch, in a new order, each changed anew.
 
     'images' uint8 [B, H, W, C]; 'first' and 'second' int32 [B] labels, -1 in empty rows, and 'share' float32 [B] of the
-    first.  Each `GROUP` of rows has draws of its own and is blended within itself, so that it can be made alone.
+    first.  Each `AUGMENT_GROUP` of rows has draws of its own and is blended within itself, so that it can be made alone.
     """
     change = Augment(
         data.crop, data.flip, data.policy, data.operations, data.strength, data.erase, data.mixup, data.cutmix
     )
-    order = batches.shuffled(np.ones(len(whole.labels), int), [1], B, seed)
+    order = batches.shuffled_batches(np.ones(len(whole.labels), int), [1], B, seed)
 
     def batch(step: int, rows: slice = slice(None)) -> dict[str, np.ndarray]:
         examples = order(step).examples
         start, stop, _ = rows.indices(B)
-        before = start // GROUP * GROUP
-        made = [group(step, at, examples[at : at + GROUP]) for at in range(before, stop, GROUP)]
+        before = start // AUGMENT_GROUP * AUGMENT_GROUP
+        made = [group(step, at, examples[at : at + AUGMENT_GROUP]) for at in range(before, stop, AUGMENT_GROUP)]
         return {name: np.concatenate([each[name] for each in made])[start - before : stop - before] for name in made[0]}
 
     def group(step: int, at: int, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -103,7 +105,7 @@ def batch_of(data: Data, whole: Images, B: int, seed: int) -> Callable[..., dict
     return batch
 
 
-def in_order(whole: Images, B: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def evaluation_batches(whole: Images, B: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """All images in batches of B, (pixels, labels); the last one is filled up with empty ones of label -1."""
     found = []
     for start in range(0, len(whole.labels), B):
@@ -116,22 +118,22 @@ def in_order(whole: Images, B: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-def scale_of(whole: Images) -> Scale:
+def compute_image_statistics(whole: Images) -> ImageStatistics:
     """That of the images to train on."""
-    mean, deviation = images.statistics(whole.pixels)
-    return Scale(tuple(map(float, mean)), tuple(map(float, deviation)), whole.names)
+    mean, deviation = images.channel_statistics(whole.pixels)
+    return ImageStatistics(tuple(map(float, mean)), tuple(map(float, deviation)), whole.names)
 
 
-def save(scale: Scale, workdir: Path) -> None:
-    """Writes it where `load` looks for it."""
-    files.write(workdir / 'images.json', json.dumps(scale._asdict(), indent=1) + '\n')
+def save_image_statistics(scale: ImageStatistics, workdir: Path) -> None:
+    """Writes it where `load_image_statistics` looks for it."""
+    files.write_file(workdir / 'images.json', json.dumps(scale._asdict(), indent=1) + '\n')
 
 
-def load(workdir: Path) -> Scale:
+def load_image_statistics(workdir: Path) -> ImageStatistics:
     """That which lies in a run's directory."""
     path = workdir / 'images.json'
     try:
         found = json.loads(path.read_text('utf-8'))
-        return Scale(*(tuple(found[name]) for name in Scale._fields))
+        return ImageStatistics(*(tuple(found[name]) for name in ImageStatistics._fields))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f'{path} cannot be read ({error}); a run of this kind writes it when it starts') from None

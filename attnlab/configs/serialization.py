@@ -11,25 +11,25 @@ from typing import Any, NoReturn
 from ml_collections import ConfigDict
 
 from attnlab import files
-from attnlab.configs.fields import complete
+from attnlab.configs.fields import fill_defaults
 from attnlab.configs.tasks import config_class
 from attnlab.errors import UserError
 
 _SHOWN = 5  # differences and fields named in one error
 
 
-def tree(config: ConfigDict) -> dict[str, Any]:
+def config_to_json(config: ConfigDict) -> dict[str, Any]:
     """The config as JSON has it: sections as objects, tuples as arrays (a config holds no lists)."""
     return _encode(config)
 
 
-def save(config: ConfigDict, path: str | os.PathLike) -> None:
+def save_config(config: ConfigDict, path: str | os.PathLike) -> None:
     """Writes the config as JSON."""
-    files.write(path, json.dumps(tree(config), indent=2, allow_nan=False) + '\n')
+    files.write_file(path, json.dumps(config_to_json(config), indent=2, allow_nan=False) + '\n')
 
 
-def read(path: str | os.PathLike) -> ConfigDict:
-    """The locked config that `save` wrote; fields that a later version has added have their defaults.
+def load_config(path: str | os.PathLike) -> ConfigDict:
+    """The locked config that `save_config` wrote; fields that a later version has added have their defaults.
 
     Raises `UserError` for any other file.
     """
@@ -37,15 +37,15 @@ def read(path: str | os.PathLike) -> ConfigDict:
         found = json.loads(Path(path).read_bytes(), parse_constant=_refuse_constant)
         if not isinstance(found, dict):
             raise ValueError(f'expected an object, got {type(found).__name__}')
-        config = from_tree(found)
+        config = config_from_json(found)
         with config.unlocked():
-            added = complete(config_class(config.get('task')), config)
+            added = fill_defaults(config_class(config.get('task')), config)
     except OSError as error:
         raise UserError(f'{path}: {error.strerror}') from error
     except UserError as error:
         raise UserError(f'{path}: {error}') from error
     except (ValueError, AttributeError, RecursionError) as error:  # AttributeError: a key such as __class__
-        raise UserError(f'{path} is no config: {brief(error)}') from error
+        raise UserError(f'{path} is no config: {format_error(error)}') from error
     if added:
         values = dict(_leaves(config))
         shown = ', '.join(f'{key} = {values[key]!r}' for key in added if key in values)
@@ -53,12 +53,12 @@ def read(path: str | os.PathLike) -> ConfigDict:
     return config
 
 
-def from_tree(found: dict[str, Any]) -> ConfigDict:
-    """The locked config that `tree` was made of."""
+def config_from_json(found: dict[str, Any]) -> ConfigDict:
+    """The locked config that `config_to_json` was made of."""
     return ConfigDict(_decode(found)).lock()
 
 
-def check_same(config: ConfigDict, saved: ConfigDict, what: str = 'the work directory holds a run') -> None:
+def check_same_config(config: ConfigDict, saved: ConfigDict, what: str = 'the work directory holds a run') -> None:
     """Raises `UserError` naming the first fields in which the given config differs from the saved one."""
     given, stored = ({key: repr(value) for key, value in _leaves(each)} for each in (config, saved))
     keys = [key for key in given | stored if given.get(key) != stored.get(key)]  # by repr: 1 == 1.0 == True
@@ -71,7 +71,7 @@ def check_same(config: ConfigDict, saved: ConfigDict, what: str = 'the work dire
     raise UserError(f'{what} of another config: {shown}{rest}')
 
 
-def brief(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Type and message of an exception in one line."""
     message = error.msg if isinstance(error, SyntaxError) else ' '.join(str(error).split())
     return f'{type(error).__name__}: {message}'

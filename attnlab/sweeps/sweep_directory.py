@@ -7,13 +7,13 @@ from typing import Any
 
 from attnlab import configs, files
 from attnlab.errors import UserError
-from attnlab.sweeps import outcome, points
-from attnlab.sweeps.points import Plan
+from attnlab.sweeps import points, sweep_files
+from attnlab.sweeps.points import SweepPlan
 
 _SHOWN = 3
 
 
-def begin(folder: Path, plan: Plan) -> dict[str, Any]:
+def ensure_sweep_directory(folder: Path, plan: SweepPlan) -> dict[str, Any]:
     """What sweep.json says, written if there is none; of several that begin at once, one writes it.
 
     Raises UserError where the directory holds something else.
@@ -22,43 +22,43 @@ def begin(folder: Path, plan: Plan) -> dict[str, Any]:
     if (folder / 'config.json').exists() and not (folder / 'sweep.json').exists():
         raise UserError(f'--workdir={folder} holds a run; expected a new directory, or that of a sweep')
     spec = {'id': uuid.uuid4().hex, **_spec(plan)}
-    if outcome.create(folder / 'sweep.json', spec):
+    if sweep_files.create_json(folder / 'sweep.json', spec):
         return spec
-    found = outcome.read_spec(folder) or {}
+    found = sweep_files.read_spec(folder) or {}
     _check_same(folder, plan, spec, found)
     return found
 
 
-def check(folder: Path, plan: Plan) -> None:
+def check_same_sweep(folder: Path, plan: SweepPlan) -> None:
     """Raises UserError where the directory holds another sweep."""
-    if found := outcome.read_spec(folder):
+    if found := sweep_files.read_spec(folder):
         _check_same(folder, plan, _spec(plan), found)
 
 
-def _spec(plan: Plan) -> dict[str, Any]:
-    spec = plan._asdict() | {'base': configs.tree(plan.base)}
+def _spec(plan: SweepPlan) -> dict[str, Any]:
+    spec = plan._asdict() | {'base': configs.config_to_json(plan.base)}
     spec['points'] = [point._asdict() for point in plan.points]
     return json.loads(json.dumps(spec))  # as it will be read: tuples as arrays
 
 
-def _check_same(folder: Path, plan: Plan, spec: dict[str, Any], found: dict[str, Any]) -> None:
+def _check_same(folder: Path, plan: SweepPlan, spec: dict[str, Any], found: dict[str, Any]) -> None:
     holds = f'--workdir={folder} holds another sweep'
     if missing := [key for key in spec if key not in found]:
         raise UserError(f'{folder / "sweep.json"} is damaged: it has no {", ".join(missing)}')
     for key in ('config', 'sweep', 'overrides', 'search'):
         if spec[key] != found[key]:
             raise UserError(f'{holds}: {key} is {_told(spec[key])} here and {_told(found[key])} there')
-    base, there = (configs.from_tree(each['base']) for each in (spec, found))
-    configs.check_same(base, there, f'--workdir={folder} holds a sweep')
+    base, there = (configs.config_from_json(each['base']) for each in (spec, found))
+    configs.check_same_config(base, there, f'--workdir={folder} holds a sweep')
     if json.dumps(spec['points']) != json.dumps(found['points']):  # by text: 1 == 1.0 == True
         raise UserError(f'{holds}: {_differing(spec["points"], found["points"])}')
     if plan.search:
-        from attnlab.sweeps import space
+        from attnlab.sweeps import search_space
 
-        search = configs.functions(plan.config, 'search_')[plan.sweep[0]]
-        typed = lambda point: points.typed(points.configured(plan.config, plan.overrides, point), point)
+        search = configs.experiment_functions(plan.config, 'search_')[plan.sweep[0]]
+        typed = lambda point: points.typed_overrides(points.point_config(plan.config, plan.overrides, point), point)
         try:
-            space.check(folder, search, typed)
+            search_space.check_search_space(folder, search, typed)
         except UserError as error:
             raise UserError(f'{holds} of search_{plan.sweep[0]}: {error}') from error
 

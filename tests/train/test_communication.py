@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from attnlab import cli, tasks
 from attnlab.errors import UserError
-from attnlab.train import traffic
-from attnlab.train.setup import assemble
-from tests.tiny import tiny_language
+from attnlab.train import communication
+from attnlab.train.setup import make_setup
+from tests.tiny import tiny_language_config
 
 WIDE = dict(model__layers='1', model__width='64', model__heads='4', train__batch_size='8')
 
@@ -30,10 +30,10 @@ def over(*axes):
 def test_sums_and_gathers_are_found():
     whole, parts = over(), over('x')
     x = jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=parts)
-    assert traffic.collectives(program(lambda x: jnp.sum(x * 2, axis=0), x)) == [('all-reduce', 1, 16)]
+    assert communication.parse_collectives(program(lambda x: jnp.sum(x * 2, axis=0), x)) == [('all-reduce', 1, 16)]
     gathered = jax.jit(lambda x: x * 2, out_shardings=whole).lower(x).compile().as_text()
-    assert traffic.collectives(gathered) == [('all-gather', 1, 256)]
-    assert traffic.collectives(program(lambda x: x * 2, x)) == []
+    assert communication.parse_collectives(gathered) == [('all-gather', 1, 256)]
+    assert communication.parse_collectives(program(lambda x: x * 2, x)) == []
 
 
 def test_those_in_a_loop_count_as_often_as_it_turns():
@@ -45,9 +45,9 @@ def test_those_in_a_loop_count_as_often_as_it_turns():
     def nested(x):
         return jax.lax.scan(lambda y, _: (f(y), None), x, length=3)[0]
 
-    [found] = traffic.collectives(program(f, x))
+    [found] = communication.parse_collectives(program(f, x))
     assert found == ('all-reduce', 5, 5 * 64)
-    [found] = traffic.collectives(program(nested, x))
+    [found] = communication.parse_collectives(program(nested, x))
     assert found == ('all-reduce', 15, 15 * 64)
 
 
@@ -55,16 +55,16 @@ def test_a_loop_of_unknown_turns_is_refused():
     x = jax.ShapeDtypeStruct((16, 16), jnp.float32, sharding=over('x'))
     f = lambda x: jax.lax.while_loop(lambda y: jnp.sum(y) < 100, lambda y: y + 1, x)
     with pytest.raises(ValueError, match='in a loop that turns as often as values say'):
-        traffic.collectives(program(f, x))
+        communication.parse_collectives(program(f, x))
 
 
 @pytest.mark.parametrize('mesh', [pytest.param('fsdp=8', marks=pytest.mark.slow), 'fsdp=2,tensor=4'])
 def test_what_lies_on_a_device_is_what_was_counted(tmp_path, mesh, quickly):
-    config = tiny_language(tmp_path, train__mesh=mesh, **WIDE)
-    task = tasks.task_of(config)
-    setup = assemble(task.config, task.examples)
+    config = tiny_language_config(tmp_path, train__mesh=mesh, **WIDE)
+    task = tasks.create_task(config)
+    setup = make_setup(task.config, task.examples)
     state = setup.layout.start(functools.partial(setup.initial, task.init), np.uint32(config.seed))
-    held, sent = traffic.count(config, mesh)
+    held, sent = communication.count_communication(config, mesh)
 
     def measured(tree, device):
         shards = [shard for x in jax.tree.leaves(tree) for shard in x.addressable_shards]
@@ -73,21 +73,24 @@ def test_what_lies_on_a_device_is_what_was_counted(tmp_path, mesh, quickly):
     for device in jax.devices():
         assert measured(state.params, device) == held['parameters']
         assert measured(state.optimizer, device) == held["optimizer's state"]
-    whole = traffic.count(config, 'data=1')[0]['parameters']
+    whole = communication.count_communication(config, 'data=1')[0]['parameters']
     assert held['parameters'] < 0.25 * whole
     assert {each.kind for each in sent} >= {'all-gather', 'all-reduce'}
 
 
 def test_experts_send_outside_of_their_loops(tmp_path, quickly):
     """Which turn as often as values say, so that what is sent there could not be counted."""
-    config = tiny_language(tmp_path, model__experts='4', model__active='2', **WIDE)
-    alone, (held, sent) = traffic.count(config, 'data=1')[0], traffic.count(config, 'data=2,expert=2,tensor=2')
+    config = tiny_language_config(tmp_path, model__experts='4', model__active='2', **WIDE)
+    alone, (held, sent) = (
+        communication.count_communication(config, 'data=1')[0],
+        communication.count_communication(config, 'data=2,expert=2,tensor=2'),
+    )
     assert held['parameters'] < 0.45 * alone['parameters']
     assert {each.kind for each in sent} >= {'all-gather', 'reduce-scatter', 'all-reduce'}
 
 
 def test_by_the_command_line(capsys, monkeypatch):
-    monkeypatch.setattr('attnlab.environment.pretend', lambda devices: None)
+    monkeypatch.setattr('attnlab.environment.simulate_cpu_devices', lambda devices: None)
     common = ['count', '--config=experiments/vision/digits.py', '--config.model.layers=1']
     assert cli.main([*common, '--mesh=data=4,tensor=2']) == 0
     printed = capsys.readouterr().out
@@ -100,4 +103,4 @@ def test_by_the_command_line(capsys, monkeypatch):
 
 def test_a_mesh_that_does_not_divide_is_refused(tmp_path):
     with pytest.raises(UserError, match='expected a divisor of the 8 rows'):
-        traffic.count(tiny_language(tmp_path, **WIDE), 'data=3')
+        communication.count_communication(tiny_language_config(tmp_path, **WIDE), 'data=3')

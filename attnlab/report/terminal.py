@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def scores(found: dict[str, Any]) -> str:
+def format_scores(found: dict[str, Any]) -> str:
     """What `eval` prints: a line per score with its signature, scores by source length and by layer, then counts."""
     lines = []
     for name, value in found.items():

@@ -14,9 +14,9 @@ from attnlab.errors import UserError
 
 
 def test_saved_and_read_it_is_equal(experiment):
-    config = configs.load('e.py:café', [('model.shape', '1,2,3'), ('optimizer.lr', '1')])
-    configs.save(config, 'config.json')
-    found = configs.read('config.json')
+    config = configs.load_experiment('e.py:café', [('model.shape', '1,2,3'), ('optimizer.lr', '1')])
+    configs.save_config(config, 'config.json')
+    found = configs.load_config('config.json')
     assert found == config
     assert repr(found) == repr(config)
     assert found.is_locked
@@ -24,7 +24,7 @@ def test_saved_and_read_it_is_equal(experiment):
     assert type(found.optimizer.lr) is float
     assert json.loads(Path('config.json').read_text('utf-8'))['model']['shape'] == [1, 2, 3]
     assert {path.name for path in Path().iterdir()} - {'__pycache__'} == {'config.json', 'e.py', 'toy_task.py'}
-    configs.check_same(found, config)
+    configs.check_same_config(found, config)
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -37,7 +37,7 @@ sections = st.recursive(leaves, lambda inner: st.dictionaries(names, inner | tup
 @given(sections)
 def test_any_config_comes_back_equal(fields):
     config = ConfigDict(fields).lock()
-    found = configs.from_tree(json.loads(json.dumps(configs.tree(config))))
+    found = configs.config_from_json(json.loads(json.dumps(configs.config_to_json(config))))
     assert found == config
     assert repr(found.to_dict()) == repr(config.to_dict())
 
@@ -46,38 +46,38 @@ def test_any_config_comes_back_equal(fields):
 def test_what_is_no_config_is_refused(tmp_path, text):
     (tmp_path / 'config.json').write_text(text, 'latin-1')
     with pytest.raises(UserError, match=r'config\.json is no config'):
-        configs.read(tmp_path / 'config.json')
+        configs.load_config(tmp_path / 'config.json')
 
 
 def test_a_missing_config_is_refused(tmp_path):
     with pytest.raises(UserError, match=r'config\.json: No such file'):
-        configs.read(tmp_path / 'config.json')
+        configs.load_config(tmp_path / 'config.json')
 
 
 def test_another_config_is_refused_naming_what_differs(experiment):
-    saved = configs.load(experiment)
-    given = configs.load(experiment, [('model.layers', '3'), ('model.shape', '8'), ('seed', '1')])
+    saved = configs.load_experiment(experiment)
+    given = configs.load_experiment(experiment, [('model.layers', '3'), ('model.shape', '8'), ('seed', '1')])
     with pytest.raises(UserError) as caught:
-        configs.check_same(given, saved)
+        configs.check_same_config(given, saved)
     message = str(caught.value)
     for part in ('model.layers is 3 here and 2 there', 'model.shape is (8,) here and (8, 8) there', 'seed is 1 here'):
         assert part in message
     assert 'optimizer' not in message
     with pytest.raises(UserError, match='a is 1 here and 1.0 there'):
-        configs.check_same(ConfigDict({'a': 1}), ConfigDict({'a': 1.0}))
+        configs.check_same_config(ConfigDict({'a': 1}), ConfigDict({'a': 1.0}))
     with pytest.raises(UserError, match='b is absent here and None there'):
-        configs.check_same(ConfigDict({'a': 1}), ConfigDict({'a': 1, 'b': None}))
+        configs.check_same_config(ConfigDict({'a': 1}), ConfigDict({'a': 1, 'b': None}))
     with pytest.raises(UserError, match=r': 0 is 0 here [^:]*, 4 is 4 here and absent there, and 4 more$'):
-        configs.check_same(ConfigDict({str(i): i for i in range(9)}), ConfigDict())
+        configs.check_same_config(ConfigDict({str(i): i for i in range(9)}), ConfigDict())
 
 
 def test_a_config_of_an_earlier_version_is_filled_in_and_what_was_missing_is_named(experiment, caplog):
-    config = configs.load(experiment)
-    tree = configs.tree(config)
+    config = configs.load_experiment(experiment)
+    tree = configs.config_to_json(config)
     del tree['model']['later'], tree['name'], tree['optimizer']
     Path('config.json').write_text(json.dumps(tree))
     with caplog.at_level(logging.WARNING):
-        found = configs.read('config.json')
+        found = configs.load_config('config.json')
     assert found == config
     assert len(caplog.records) == 1
     for part in ("name = 'plain'", 'optimizer.lr = 0.1', 'model.later = 7'):
@@ -85,9 +85,9 @@ def test_a_config_of_an_earlier_version_is_filled_in_and_what_was_missing_is_nam
 
 
 def test_a_config_with_all_fields_is_read_without_a_word(experiment, caplog):
-    configs.save(configs.load(experiment), 'config.json')
+    configs.save_config(configs.load_experiment(experiment), 'config.json')
     with caplog.at_level(logging.WARNING):
-        configs.read('config.json')
+        configs.load_config('config.json')
     assert not caplog.records
 
 
@@ -95,4 +95,4 @@ def test_a_run_of_no_task_is_refused(experiment):
     for text, message in (('{}', 'config has no task; expected'), ('{"task": "aline"}', "task is 'aline'; expected")):
         Path('config.json').write_text(text)
         with pytest.raises(UserError, match=f'config.json: {message}'):
-            configs.read('config.json')
+            configs.load_config('config.json')

@@ -5,17 +5,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from attnlab.data import download, parallel
-from attnlab.data.alignments import Links
-from attnlab.data.pairs import Pairs
-from attnlab.data.parallel import multi30k, read_pair
+from attnlab.data import download, parallel_text
+from attnlab.data.alignments import GoldLinks
+from attnlab.data.pairs import SentencePairs
+from attnlab.data.parallel_text import load_multi30k, read_sentence_pairs
 from attnlab.errors import UserError
 
 FILES = {
     'val.en.gz': gzip.compress(b'A dog.\nA cat?\n', mtime=0),
     'val.fr.gz': gzip.compress('Un chien.\nUn été ?\n'.encode(), mtime=0),
 }
-PAIRS = Pairs(('A dog.', 'A cat?'), ('Un chien.', 'Un été ?'))
+PAIRS = SentencePairs(('A dog.', 'A cat?'), ('Un chien.', 'Un été ?'))
 
 
 def write(folder, **texts):
@@ -32,17 +32,17 @@ def test_two_files_plain_or_zipped_or_one_table(tmp_path):
     for name in ('plain', 'zipped', 'mixed', 'table'):
         (tmp_path / name).mkdir()
     english, french = 'A dog.\r\nA cat?\r\n', '\ufeffUn chien.\nUn été ?'
-    assert read_pair(write(tmp_path / 'plain', X_en=english, X_fr=french)) == PAIRS
-    assert read_pair(write(tmp_path / 'zipped', X_en_gz=english, X_fr_gz=french)) == PAIRS
-    assert read_pair(write(tmp_path / 'mixed', X_en_gz=english, X_fr=french)) == PAIRS
+    assert read_sentence_pairs(write(tmp_path / 'plain', X_en=english, X_fr=french)) == PAIRS
+    assert read_sentence_pairs(write(tmp_path / 'zipped', X_en_gz=english, X_fr_gz=french)) == PAIRS
+    assert read_sentence_pairs(write(tmp_path / 'mixed', X_en_gz=english, X_fr=french)) == PAIRS
     table = write(tmp_path / 'table', X_tsv='\ufeffA dog.\tUn chien.\r\nA cat?\tUn été ?\n', X_tsv_gz='a\tb')
-    assert read_pair(f'{table}.tsv') == PAIRS
-    assert read_pair(f'{table}.tsv.gz') == Pairs(('a',), ('b',))
+    assert read_sentence_pairs(f'{table}.tsv') == PAIRS
+    assert read_sentence_pairs(f'{table}.tsv.gz') == SentencePairs(('a',), ('b',))
 
 
 def test_text_is_raw_and_nothing_is_dropped(tmp_path):
     path = write(tmp_path, X_fr='’ a\u2028b\n\n', X_en='  x \n\n')
-    assert read_pair(path, ('fr', 'en')) == Pairs(('’ a\u2028b', ''), ('  x ', ''))
+    assert read_sentence_pairs(path, ('fr', 'en')) == SentencePairs(('’ a\u2028b', ''), ('  x ', ''))
 
 
 @pytest.mark.parametrize(('files', 'message'), [
@@ -56,14 +56,14 @@ def test_text_is_raw_and_nothing_is_dropped(tmp_path):
 ])  # fmt: skip
 def test_wrong_files_are_a_users_error(tmp_path, files, message):
     with pytest.raises(UserError, match=message):
-        read_pair(write(tmp_path, **files))
+        read_sentence_pairs(write(tmp_path, **files))
 
 
 def test_pairs_have_all_their_sides():
-    empty = Links(frozenset(), frozenset())
+    empty = GoldLinks(frozenset(), frozenset())
     for sides in ((('a', 'b'), ('c',), None), (('a',), ('b',), (empty, empty)), (('a',), ('b', 'c'), (empty,))):
         with pytest.raises(ValueError, match='a pair needs all its sides'):
-            Pairs(*sides)
+            SentencePairs(*sides)
 
 
 # Multi30k
@@ -93,9 +93,9 @@ def server(monkeypatch, tmp_path):
     httpd = ThreadingHTTPServer(('127.0.0.1', 0), Handler)
     thread = threading.Thread(target=httpd.serve_forever, kwargs={'poll_interval': 0.01})
     thread.start()
-    monkeypatch.setattr(parallel, 'URL', f'http://127.0.0.1:{httpd.server_port}/raw/')
+    monkeypatch.setattr(parallel_text, 'MULTI30K_URL', f'http://127.0.0.1:{httpd.server_port}/raw/')
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
-    monkeypatch.setattr(parallel, 'SHA256', parallel.SHA256 | sums)
+    monkeypatch.setattr(parallel_text, 'MULTI30K_SHA256', parallel_text.MULTI30K_SHA256 | sums)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     monkeypatch.setenv('no_proxy', '127.0.0.1')
     monkeypatch.delenv('ATTNLAB_DATA', raising=False)
@@ -107,17 +107,17 @@ def server(monkeypatch, tmp_path):
 
 def test_download_once(server):
     _, asked, cache = server
-    assert multi30k('valid') == PAIRS
-    assert multi30k('valid') == PAIRS
+    assert load_multi30k('valid') == PAIRS
+    assert load_multi30k('valid') == PAIRS
     assert asked == ['val.en.gz', 'val.fr.gz']
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == FILES
 
 
 def test_a_damaged_file_of_the_cache_is_fetched_again(server):
     _, asked, cache = server
-    multi30k('valid')
+    load_multi30k('valid')
     (cache / 'val.fr.gz').write_bytes(b'')
-    assert multi30k('valid') == PAIRS
+    assert load_multi30k('valid') == PAIRS
     assert asked == ['val.en.gz', 'val.fr.gz', 'val.fr.gz']
 
 
@@ -130,16 +130,16 @@ def test_a_failed_download_leaves_nothing(server, answer, message):
     answers, _, cache = server
     answers['val.fr.gz'] = answer
     with pytest.raises(UserError, match=rf'val\.fr\.gz: {message}.*config\.data\.folder=DIR.*ATTNLAB_DATA=DIR'):
-        multi30k('valid')
+        load_multi30k('valid')
     assert [path.name for path in cache.iterdir()] == ['val.en.gz']
     answers['val.fr.gz'] = FILES['val.fr.gz']
-    assert multi30k('valid') == PAIRS
+    assert load_multi30k('valid') == PAIRS
 
 
 def test_without_a_network(server, monkeypatch):
-    monkeypatch.setattr(parallel, 'URL', 'http://127.0.0.1:1/')
+    monkeypatch.setattr(parallel_text, 'MULTI30K_URL', 'http://127.0.0.1:1/')
     with pytest.raises(UserError, match=r'cannot be downloaded .*--config\.data\.folder=DIR, or as DIR/multi30k by'):
-        multi30k('valid')
+        load_multi30k('valid')
     assert not server[2].exists()
 
 
@@ -147,16 +147,16 @@ def test_a_server_that_says_nothing(server, monkeypatch):
     import socket
 
     with socket.create_server(('127.0.0.1', 0)) as silent:
-        monkeypatch.setattr(parallel, 'URL', f'http://127.0.0.1:{silent.getsockname()[1]}/')
-        monkeypatch.setattr(download, 'TIMEOUT', 0.1)
+        monkeypatch.setattr(parallel_text, 'MULTI30K_URL', f'http://127.0.0.1:{silent.getsockname()[1]}/')
+        monkeypatch.setattr(download, 'TIMEOUT_SECONDS', 0.1)
         with pytest.raises(UserError, match=r'cannot be downloaded \(timed out\)'):
-            multi30k('valid')
+            load_multi30k('valid')
 
 
 def test_a_cache_that_cannot_be_written(server, tmp_path):
     (tmp_path / 'cache').write_text('a file')
     with pytest.raises(UserError, match=r'val\.en\.gz: cannot be written .*config\.data\.folder'):
-        multi30k('valid')
+        load_multi30k('valid')
 
 
 def test_a_given_folder_is_read_as_it_is(server, monkeypatch, tmp_path):
@@ -166,25 +166,25 @@ def test_a_given_folder_is_read_as_it_is(server, monkeypatch, tmp_path):
     write(tmp_path / 'multi30k', val_en_gz='a', val_fr='b')
     write(tmp_path / 'own', val_en='c', val_fr='d')
     monkeypatch.setenv('ATTNLAB_DATA', str(tmp_path))
-    assert multi30k('valid') == Pairs(('a',), ('b',))
-    assert multi30k('valid', tmp_path / 'own') == Pairs(('c',), ('d',))
+    assert load_multi30k('valid') == SentencePairs(('a',), ('b',))
+    assert load_multi30k('valid', tmp_path / 'own') == SentencePairs(('c',), ('d',))
     with pytest.raises(UserError, match=r'train\.en: no such file'):
-        multi30k('train')
+        load_multi30k('train')
     with pytest.raises(UserError, match=r'nor a folder .*nowhere'):
-        multi30k('valid', str(tmp_path / 'nowhere'))
+        load_multi30k('valid', str(tmp_path / 'nowhere'))
     assert not asked and not cache.exists()
 
 
 def test_unknown_split(server):
     with pytest.raises(UserError, match="no split 'val': expected one of train, valid, test_2016, test_2017"):
-        multi30k('val')
+        load_multi30k('val')
 
 
 def test_the_real_files(shared):
     folder = shared('multi30k')
     for split, count in (('train', 29_000), ('valid', 1_014), ('test_2016', 1_000), ('test_2017', 1_000)):
-        pairs = multi30k(split, folder)
+        pairs = load_multi30k(split, folder)
         assert len(pairs.source) == len(pairs.target) == count
-    for name, checksum in parallel.SHA256.items():
+    for name, checksum in parallel_text.MULTI30K_SHA256.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == checksum
-    assert multi30k('train', folder).target[0].startswith('Deux jeunes hommes blancs')
+    assert load_multi30k('train', folder).target[0].startswith('Deux jeunes hommes blancs')

@@ -8,23 +8,23 @@ import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Shaped
 
-AXES: tuple[str, ...] = ('data', 'fsdp', 'expert', 'sequence', 'tensor')
+MESH_AXES: tuple[str, ...] = ('data', 'fsdp', 'expert', 'sequence', 'tensor')
 """All that a mesh may have, those first between whose devices the least is sent."""
 
-ROWS = ('data', 'fsdp', 'expert')
+BATCH_AXES = ('data', 'fsdp', 'expert')
 """Over these the rows of a batch are divided."""
 
-TOKENS = 'sequence'
+SEQUENCE_AXIS = 'sequence'
 """Over this the tokens of each row."""
 
-EXPERTS = 'expert'
+EXPERT_AXIS = 'expert'
 """Over this also the experts of a mixture."""
 
-HEADS = 'tensor'
+TENSOR_AXIS = 'tensor'
 """Over this heads, hidden activations and the vocabulary."""
 
 
-def spread(x: Shaped[Array, 'B ...']) -> Shaped[Array, 'B ...']:
+def shard_rows(x: Shaped[Array, 'B ...']) -> Shaped[Array, 'B ...']:
     """x as it is, where a mesh is in context (`jax.set_mesh`) divided as a batch is: rows, and what comes next, such as
     tokens.
 
@@ -33,36 +33,36 @@ def spread(x: Shaped[Array, 'B ...']) -> Shaped[Array, 'B ...']:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes:
         return x
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*(ROWS, TOKENS)[: x.ndim]))
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*(BATCH_AXES, SEQUENCE_AXIS)[: x.ndim]))
 
 
-def rows(sizes: Mapping[str, int], B: int) -> tuple[str, ...]:
-    """The axes of a mesh that divide B rows evenly: each of `ROWS` that still does."""
+def batch_axes_dividing(sizes: Mapping[str, int], B: int) -> tuple[str, ...]:
+    """The axes of a mesh that divide B rows evenly: each of `BATCH_AXES` that still does."""
     kept, parts = [], 1
-    for axis in ROWS:
+    for axis in BATCH_AXES:
         if axis in sizes and B % (parts * sizes[axis]) == 0:
             kept.append(axis)
             parts *= sizes[axis]
     return tuple(kept)
 
 
-def at_once(limit: int, count: int) -> int:
+def evaluation_batch_size(limit: int, count: int) -> int:
     """Of `count` rows to run, how many at once: a multiple of the devices that the mesh in context divides rows over,
     about `limit` in one memory, which the devices of a CPU share, and no more than there is need of."""
     sizes = jax.sharding.get_abstract_mesh().shape
-    parts = math.prod(sizes.get(axis, 1) for axis in ROWS)
+    parts = math.prod(sizes.get(axis, 1) for axis in BATCH_AXES)
     each = max(1, limit // parts) if jax.default_backend() == 'cpu' else limit
     return parts * min(each, -(-count // parts))
 
 
-def whole(tree: Any) -> Any:
+def replicate_arrays(tree: Any) -> Any:
     """Arrays as they are, on each device of the mesh in context all of them, so that every process can read them."""
     if jax.sharding.get_abstract_mesh().empty:
         return tree
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree)
 
 
-def vary(tree: Any, *like: Any) -> Any:
+def match_varying_axes(tree: Any, *like: Any) -> Any:
     """Cast the arrays of `tree` to vary over every mesh axis that any array of `tree` or `like` varies over.
 
     Under the checks of `jax.shard_map` a loop's carry has one type before and after a step: a constant start varies

@@ -6,13 +6,13 @@ Multi30k (Elliott et al. 2016, 2017) is read from a folder, or downloaded once i
 from pathlib import Path
 
 from attnlab.data import download
-from attnlab.data.pairs import Pairs
-from attnlab.data.text import check_file, nearest, read_lines
+from attnlab.data.pairs import SentencePairs
+from attnlab.data.text import check_regular_file, file_suggestion, read_lines
 from attnlab.errors import UserError
 
-URL = 'https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/'
-SPLITS = {'train': 'train', 'valid': 'val', 'test_2016': 'test_2016_flickr', 'test_2017': 'test_2017_flickr'}
-SHA256 = {
+MULTI30K_URL = 'https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/'
+MULTI30K_SPLITS = {'train': 'train', 'valid': 'val', 'test_2016': 'test_2016_flickr', 'test_2017': 'test_2017_flickr'}
+MULTI30K_SHA256 = {
     'train.en.gz': 'd79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f',
     'train.fr.gz': '622e75069e9f4c577425c4f277116ce66e63a2401c0a2312d90073cb12379a3c',
     'val.en.gz': '14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28',
@@ -24,14 +24,14 @@ SHA256 = {
 }
 
 
-def read_pair(path: str | Path, languages: tuple[str, str] = ('en', 'fr')) -> Pairs:
+def read_sentence_pairs(path: str | Path, languages: tuple[str, str] = ('en', 'fr')) -> SentencePairs:
     """Raw sentence pairs of the files `path`.en and `path`.fr, plain or .gz, or of one tab-separated file `path`.
 
     Languages name the two suffixes, source first.  Nothing is dropped, blank sentences included.  Missing or empty
     files, sides of unequal length and lines of other than two columns raise UserError.
     """
     path = Path(path)
-    check_file(path)
+    check_regular_file(path)
     if path.is_file():
         source, target = _columns(path)
     else:
@@ -41,20 +41,20 @@ def read_pair(path: str | Path, languages: tuple[str, str] = ('en', 'fr')) -> Pa
             raise UserError(f'{first} has {len(source)} lines, {second} has {len(target)}: expected equally many')
     if not source:
         raise UserError(f'{path}: no sentences')
-    return Pairs(source, target)
+    return SentencePairs(source, target)
 
 
-def multi30k(split: str, folder: str | Path = '') -> Pairs:
+def load_multi30k(split: str, folder: str | Path = '') -> SentencePairs:
     """English-French pairs of train (29,000), valid (1,014), test_2016 or test_2017 (1,000 each).
 
     Read from `folder` if given, else from $ATTNLAB_DATA/multi30k if set, whatever stands there; else from the cache
     ($XDG_CACHE_HOME or ~/.cache, attnlab/multi30k), where a missing file is downloaded and its checksum compared.
     """
-    if split not in SPLITS:
-        raise UserError(f'Multi30k has no split {split!r}: expected one of {", ".join(SPLITS)}')
-    names = [f'{SPLITS[split]}.{language}.gz' for language in ('en', 'fr')]
-    published = {name: (URL + name, SHA256[name]) for name in names}
-    return read_pair(download.folder('multi30k', folder, published) / SPLITS[split])
+    if split not in MULTI30K_SPLITS:
+        raise UserError(f'Multi30k has no split {split!r}: expected one of {", ".join(MULTI30K_SPLITS)}')
+    names = [f'{MULTI30K_SPLITS[split]}.{language}.gz' for language in ('en', 'fr')]
+    published = {name: (MULTI30K_URL + name, MULTI30K_SHA256[name]) for name in names}
+    return read_sentence_pairs(download.data_folder('multi30k', folder, published) / MULTI30K_SPLITS[split])
 
 
 def _columns(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -67,7 +67,7 @@ def _columns(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _side(path: Path, language: str) -> Path:
     plain, zipped = Path(f'{path}.{language}'), Path(f'{path}.{language}.gz')
-    check_file(plain)
+    check_regular_file(plain)
     if not plain.is_file() and not zipped.is_file():
-        raise UserError(f'{plain}: no such file, nor with .gz{nearest(plain)}')
+        raise UserError(f'{plain}: no such file, nor with .gz{file_suggestion(plain)}')
     return plain if plain.is_file() else zipped
