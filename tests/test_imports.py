@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / 'attnlab'
 # From the top.  A config knows nothing but files and errors, so every room that reads one stands above it.
 ROOMS = (
-    'cli bench sweeps report train tasks decode models layers kernels data configs flags launch environment files '
+    'cli notebook bench sweeps report train tasks decode models layers kernels data configs flags launch environment files '
     'parameters errors'
 ).split()
 FORBIDDEN = {
