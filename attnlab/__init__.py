@@ -77,7 +77,9 @@ EXPORTS = {
 }  # fmt: skip
 """Names of this package by the module that defines them, in the order of docs/api.md."""
 
-_RENAMED = {'load': 'load_run', 'train': 'train_run'}
+RENAMED = {'load': 'load_run', 'train': 'train_run'}
+"""Names in their modules of the exports that are called otherwise there."""
+
 _MODULES = {name: f'attnlab.{module}' for module, names in EXPORTS.items() for name in names}
 
 
@@ -85,7 +87,7 @@ def __getattr__(name: str) -> Any:
     """Import an exported name when it is first used: JAX takes a second to load, and `attnlab --help` needs none."""
     if name not in _MODULES:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    return getattr(importlib.import_module(_MODULES[name]), _RENAMED.get(name, name))
+    return getattr(importlib.import_module(_MODULES[name]), RENAMED.get(name, name))
 
 
 def __dir__() -> list[str]:
