@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 GRU = experiments/align/grammar_gru.py
 RUNS = runs/demo
 
-.PHONY: demo test test-slow lint lock clean
+.PHONY: demo test test-all lint lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/attnlab train --config=$(GRU):fixed --workdir=$(RUNS)/fixed
@@ -18,11 +18,15 @@ demo: $(VENV)/.installed
 	@echo; $(BIN)/attnlab translate --workdir=$(RUNS)/attention "the teacher's small black dog does not see the European Security Area."
 	@echo; $(BIN)/python -c "from attnlab.report import page; print('both side by side:', page.write_comparison_page('$(RUNS)/report.html', ['$(RUNS)/attention', '$(RUNS)/fixed']))"
 
-test: $(VENV)/.installed
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --numprocesses=2
 
-test-slow: $(VENV)/.installed
-	$(BIN)/python -m pytest -m slow --numprocesses=2 --dist=worksteal
+test: $(VENV)/.installed
+	$(PYTEST) --dist=loadfile --no-loadscope-reorder
+
+test-all: $(VENV)/.installed
+	$(PYTEST) --dist=worksteal -m "$(ALL)"
+
+ALL = not long and not timing and not gpu and not tpu and not peers
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
