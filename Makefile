@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 GRU = experiments/align/grammar_gru.py
 RUNS = runs/demo
 
-.PHONY: demo test test-all lint lock clean
+.PHONY: demo test test-slow test-all lint lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/attnlab train --config=$(GRU):fixed --workdir=$(RUNS)/fixed
@@ -23,10 +23,10 @@ PYTEST = $(BIN)/python -m pytest --numprocesses=2
 test: $(VENV)/.installed
 	$(PYTEST) --dist=loadfile --no-loadscope-reorder
 
-test-all: $(VENV)/.installed
-	$(PYTEST) --dist=worksteal -m "$(ALL)"
+test-slow: $(VENV)/.installed
+	$(PYTEST) --dist=worksteal -m slow
 
-ALL = not long and not timing and not gpu and not tpu and not peers
+test-all: test test-slow
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

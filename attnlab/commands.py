@@ -4,6 +4,8 @@ A command first checks its command line, and only then imports JAX and other slo
 """
 
 import argparse
+import importlib
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -56,6 +58,8 @@ def _process_numbers(args: argparse.Namespace) -> tuple[int | None, int | None]:
 
 
 def _sweep(args: argparse.Namespace) -> int | None:
+    if importlib.util.find_spec('optuna') is None:
+        raise UserError("sweeps need Optuna, which is not installed; pip install 'attnlab[sweeps]' installs it")
     from attnlab.sweeps import command
 
     return command.run_sweep_command(args)
@@ -164,8 +168,6 @@ def _aer(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    import importlib
-
     if len(args.words) > 1:
         raise UserError(f'bench takes one of {", ".join(BENCHMARKS)}, got {" ".join(args.words)!r}')
     for name in args.words:

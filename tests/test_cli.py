@@ -378,6 +378,13 @@ def test_a_task_without_attention_is_named(capsys, monkeypatch):
     assert refused(capsys, 'attend', '--workdir=runs/one', 'x') == "a run of task 'sort' does not attend"
 
 
+def test_a_sweep_without_optuna_names_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'optuna', None)  # as if it were not installed
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    line = refused(capsys, 'sweep', '--config=e.py', '--sweep=x', '--workdir=new')
+    assert line == "sweeps need Optuna, which is not installed; pip install 'attnlab[sweeps]' installs it"
+
+
 # aer, bench, and all
 
 
