@@ -1,4 +1,4 @@
-# Needs Python >= 3.11 and make; every target sets up what it needs in $(VENV) and reuses it.
+# Needs Python >= 3.11 and make.  Each target installs into $(VENV) if that is out of date.
 
 PYTHON ?= python3
 VENV ?= .venv

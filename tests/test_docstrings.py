@@ -1,0 +1,78 @@
+"""Every public function, class and method has a docstring, and one that takes or returns arrays gives their shapes."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import attnlab
+
+PACKAGE = Path(attnlab.__file__).parent
+FILES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob('*.py'))
+ARRAYS = {'Array', 'jax.Array', 'np.ndarray', 'numpy.ndarray'}
+FLAX = {'setup', '__call__'}  # described by the module's own docstring where theirs is absent
+
+
+def interface_methods():
+    """Names of the documented methods of protocols and base classes: an implementation need not repeat the text."""
+    names = set()
+    for file in FILES:
+        for node in ast.walk(ast.parse((PACKAGE / file).read_text('utf-8'))):
+            if isinstance(node, ast.ClassDef) and any(
+                base in ast.unparse(each) for each in node.bases for base in ('Protocol', 'ABC', 'Section', 'Encoding')
+            ):
+                names |= {m.name for m in node.body if isinstance(m, ast.FunctionDef) and ast.get_docstring(m)}
+    return names
+
+
+INHERITED = interface_methods()
+
+
+def bare_arrays(node):
+    """Whether an annotation of a function names an array type without the shape that jaxtyping would give."""
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    annotations = [each.annotation for each in arguments] + [node.returns]
+    shaped = [x for y in annotations if y for x in ast.walk(y) if isinstance(x, ast.Subscript) and _is_shaped(x)]
+    inside = {id(x) for y in shaped for x in ast.walk(y)}
+    return any(
+        ast.unparse(x) in ARRAYS and id(x) not in inside
+        for y in annotations if y for x in ast.walk(y) if isinstance(x, ast.Name | ast.Attribute)
+    )  # fmt: skip
+
+
+def _is_shaped(node):
+    return isinstance(node.slice, ast.Tuple) and isinstance(node.slice.elts[-1], ast.Constant)
+
+
+def faults(source):
+    """(name, fault) of each public definition of a module."""
+    found = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith('_'):
+            text = ast.get_docstring(node) or ''
+            if not text:
+                found.append((node.name, 'no docstring'))
+            if isinstance(node, ast.FunctionDef) and bare_arrays(node) and '[' not in text:
+                found.append((node.name, 'no shapes'))
+            methods = [m for m in node.body if isinstance(m, ast.FunctionDef)] if isinstance(node, ast.ClassDef) else []
+            for method in methods:
+                own = ast.get_docstring(method) or ''
+                if method.name.startswith('_') and method.name not in FLAX:
+                    continue
+                if not own and method.name not in INHERITED | FLAX:
+                    found.append((f'{node.name}.{method.name}', 'no docstring'))
+                if bare_arrays(method) and '[' not in own + text and method.name not in INHERITED:
+                    found.append((f'{node.name}.{method.name}', 'no shapes'))
+    return found
+
+
+@pytest.mark.parametrize('file', FILES)
+def test_public_names_are_documented(file):
+    if 'torch' not in file:  # the peers of the benchmarks: PyTorch's own interfaces
+        assert not faults((PACKAGE / file).read_text('utf-8'))
+
+
+def test_faults_are_seen():
+    source = 'def f(x: np.ndarray) -> int:\n    """Sum."""\n\ndef g(): pass\n\nclass C:\n    """A."""\n    def m(self): pass\n'
+    assert faults(source) == [('f', 'no shapes'), ('g', 'no docstring'), ('C.m', 'no docstring')]
+    assert not faults('def f(x: Float[Array, "B T"]) -> int:\n    """Sum."""\n')
