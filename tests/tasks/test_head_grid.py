@@ -108,13 +108,13 @@ def test_one_layer_or_head_is_drawn_alone_and_all_are_kept(tmp_path, capsys, mon
 
 
 @pytest.mark.parametrize(('chosen', 'message'), [
-    ({'layer': 0}, '--layer is 0; expected 1 to 3, those of encoder/attention'),
-    ({'layer': 4}, '--layer is 4; expected 1 to 3, those of encoder/attention'),
-    ({'head': 3}, '--head is 3; expected 1 to 2, those of encoder/attention'),
+    ({'layer': 0}, '--layer is 0; expected 1 to 3, the layers of encoder/attention'),
+    ({'layer': 4}, '--layer is 4; expected 1 to 3, the layers of encoder/attention'),
+    ({'head': 3}, '--head is 3; expected 1 to 2, the heads of encoder/attention'),
 ])  # fmt: skip
 def test_what_a_model_does_not_have_is_refused_before_anything_is_written(tmp_path, chosen, message):
     with pytest.raises(UserError, match=message):
         head_grid.draw_head_grids(tmp_path / 'new', MAPS, LABELS, **chosen)
-    with pytest.raises(UserError, match='this model has no attention to look at'):
+    with pytest.raises(UserError, match='this model has no attention to draw'):
         head_grid.draw_head_grids(tmp_path / 'new', {}, {})
     assert not (tmp_path / 'new').exists()

@@ -287,8 +287,8 @@ def test_a_picture_may_come_from_a_pipe(tmp_path):
     (['9' * 5000], 'cannot be read (File name too long)'),
     (['cat.png'], 'cat.png: cannot be read (No such file or directory); expected a number of the test split or a'),
     (['setup.cfg'], 'setup.cfg: cannot be read (not an image)'),
-    (['--head=3', '0'], '--head is 3; expected 1 to 2, those of attention'),
-    (['--layer=2', '0'], '--layer is 2; expected 1 to 1, those of attention'),
+    (['--head=3', '0'], '--head is 3; expected 1 to 2, the heads of attention'),
+    (['--layer=2', '0'], '--layer is 2; expected 1 to 1, the layers of attention'),
     ([], 'attend expects'),
 ])  # fmt: skip
 def test_what_cannot_be_looked_at(words, message, seeing, capsys):

@@ -136,9 +136,9 @@ def test_attend_draws_each_layer_and_keeps_the_run_as_it_is(stream, speaker, cap
 
 
 @pytest.mark.parametrize(('argv', 'message'), [
-    (['--layer=2', 'the cat'], '--layer is 2; expected 1 to 1, those of '),
-    (['--layer=0', 'the cat'], '--layer is 0; expected 1 to 1, those of '),
-    (['--head=3', 'the cat'], '--head is 3; expected 1 to 2, those of '),
+    (['--layer=2', 'the cat'], '--layer is 2; expected 1 to 1, the layers of '),
+    (['--layer=0', 'the cat'], '--layer is 0; expected 1 to 1, the layers of '),
+    (['--head=3', 'the cat'], '--head is 3; expected 1 to 2, the heads of '),
     (['the cat the dog bit'], 'the text has 19 tokens; expected at most 16, the context of the model'),
     (['the cät'], "prompt, line 1: character 'ä'"),
 ])  # fmt: skip
