@@ -183,7 +183,7 @@ def test_words_that_the_model_does_not_know_are_marked_and_named(tiny, capsys, c
 def test_a_sentence_too_long_is_refused_before_it_is_read(tiny, capsys, command):
     before = sorted((tiny / 'figures').glob('*'))
     assert cli.main([command, f'--workdir={tiny}', 'the cat.', ' '.join(['cat'] * 5000)]) == 2
-    assert capsys.readouterr().err == 'attnlab: sentence 2 has 5001 tokens with its end; expected at most 512\n'
+    assert capsys.readouterr().err == 'attnlab: sentence 2 has 5001 tokens, the end of sentence included; expected at most 512\n'
     assert sorted((tiny / 'figures').glob('*')) == before
 
 

@@ -40,7 +40,7 @@ def test_every_layer_is_scored_as_an_alignment(translating, french):
     assert (each[1]['emit'], each[1]['shifted']) == (scores['aer_emit'], scores['aer_shifted'])  # layer 2 is chosen
     task, params, _ = french
     test = pairs.read_pairs(task.config.data, 'test', task.config.seed)
-    weights = task.translator.force(params, *pairs.encode_pairs(test, task.vocabularies))[2]
+    weights = task.translator.score_translations(params, *pairs.encode_pairs(test, task.vocabularies))[2]
     for layer, row in enumerate(each):
         for name, late in (('emit', 0), ('shifted', 1)):  # every token is a word, and the last are no words
             found = [{(int(one[layer, t + late, :-1].argmax()), t) for t in range(one.shape[1] - 1)} for one in weights]
@@ -119,8 +119,8 @@ def test_the_alignment_is_read_off_another_layer_when_told_to(translating, capsy
     np.testing.assert_array_equal(drawn('--layer=2', '--shifted')[0], chosen[0])
     assert cli.main(['translate', f'--workdir={translating}', '--layer=0', SENTENCES[0]]) == 2
     assert 'alignment_layer is 0; expected 1 or more' in capsys.readouterr().err
-    with pytest.raises(UserError, match='a recurrent model has one attention'):
-        create_task(tiny_grammar_config()).read_at(1, False)
+    with pytest.raises(UserError, match='a recurrent model has only one attention'):
+        create_task(tiny_grammar_config()).with_alignment_at(1, False)
 
 
 @pytest.mark.parametrize('changes, message', [
@@ -142,7 +142,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, changes,
 def test_a_source_beyond_learned_positions_is_refused():
     model = make_sequence2sequence_model(TranslatorConfig(positions='learned', context=48), 20, 20)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    with pytest.raises(UserError, match='of 30 tokens needs room for 88; the model has 48 learned positions'):
+    with pytest.raises(UserError, match='of 30 tokens needs 88 positions; expected at most 48, the learned positions'):
         Translator(model, (20,), 2).translate(params, [[5] * 29 + [EOS]])
 
 

@@ -21,10 +21,10 @@ def test_perplexity():
 @pytest.fixture
 def diverged(monkeypatch):
     """Models whose loss is 22,000 nats a token, as after a few steps with a learning rate of 300."""
-    force = lambda self, params, source, target: (22_000.0 * len(target), len(target), [])
-    greedy = lambda self, params, source: [Translation([], None) for _ in source]
-    monkeypatch.setattr(Translator, 'force', force)
-    monkeypatch.setattr(Translator, 'greedy', greedy)
+    score = lambda self, params, source, target: (22_000.0 * len(target), len(target), [])
+    translate = lambda self, params, source: [Translation([], None) for _ in source]
+    monkeypatch.setattr(Translator, 'score_translations', score)
+    monkeypatch.setattr(Translator, 'translate_greedily', translate)
 
 
 def test_a_diverged_alignment_model_has_scores(diverged):

@@ -370,7 +370,7 @@ def test_the_plain_transformer_has_as_many_parameters_as_the_compact_one():
 def test_a_run_goes_on_at_another_resolution(quickly, seeing, tmp_path):
     config = tiny_digits_config(start=str(seeing), model__image='32,16', train__duration='1 steps')
     loaded = run.load_run(seeing)
-    params = create_task(config).adapted(loaded.task, loaded.params)
+    params = create_task(config).adapt_params(loaded.task, loaded.params)
     assert params['positions']['table'].shape == (32, 16)
     old, new = (np.asarray(x['positions']['table']) for x in (loaded.params, params))
     np.testing.assert_allclose(new.reshape(8, 4, 16).mean(axis=(0, 1)), old.mean(axis=0), atol=0.01)
