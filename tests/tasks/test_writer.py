@@ -34,7 +34,7 @@ def test_the_likeliest_text_is_a_plain_loops(speaker, write, caplog):
         text, seen = [*text, following], [*seen, following]
     assert write(tokens=2 * T, temperature=0.0) == [decode_ids(vocabulary, text)]
     assert len(set(text[-8:])) > 3
-    assert caplog.messages == ['the context of 16 tokens is full: goes on from its last half']
+    assert caplog.messages == ['the context of 16 tokens is full: generation continues from its last half']
     assert write(tokens=2 * T, top_k=1, seed=5) == [decode_ids(vocabulary, text)]
 
 
@@ -83,7 +83,7 @@ def test_a_prompt_of_which_nothing_is_left_is_empty(documents):
 
 
 REFUSED = [
-    ([], 'the prompt is empty; expected some text to go on from'),
+    ([], 'the prompt is empty; expected some text to continue'),
     (['--prompt=the cät'], "prompt, line 1: character 'ä' (U+00E4) is none of the 23 of the training text"),
     (['--prompt=x', '--tokens=0'], 'tokens is 0; expected at least 1'),
     (['--prompt=the', '--tokens=0'], 'tokens is 0; expected at least 1'),
