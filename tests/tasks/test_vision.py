@@ -15,7 +15,7 @@ from attnlab.data.images import Images
 from attnlab.errors import UserError
 from attnlab.report import page
 from attnlab.tasks import create_task, heatmap
-from attnlab.tasks.vision import dataset, figures, pictures, scores
+from attnlab.tasks.vision import dataset, figures, image_files, pictures, scores
 from attnlab.tasks.vision.preprocess import preprocess_images
 from attnlab.train import count, metrics, run
 from tests.tiny import DIGITS, hash_run_files, random_parameter, tiny_digits_config
@@ -127,7 +127,7 @@ def test_every_image_counts_once_whatever_the_batch(size, seeing, monkeypatch):
     whole = dataset.read_images(task.config.data, 'test', task.config.seed)
     monkeypatch.setattr('attnlab.tasks.vision.task.EVALUATION_IMAGES', size)
     found = task.probabilities(params, whole)
-    alone = [task.model.forward(params, preprocess_images(image[None], task.scale, task.model.size), None)[0]
+    alone = [task.model.forward(params, preprocess_images(image[None], task.statistics, task.model.size), None)[0]
              for image in whole.pixels[:3]]  # fmt: skip
     assert found.shape == (30, 10)
     np.testing.assert_allclose(found[:3], jax.nn.softmax(np.concatenate(alone)), atol=1e-5)
@@ -217,27 +217,27 @@ def test_a_class_token_reads_for_itself():
 def test_a_picture_of_any_size_is_cut_and_brought_to_that_of_the_others(side, tmp_path):
     for width in (29, 58, 116, 123, 225, 232, 1):
         Image.new('RGB', (width, width + 1), 'red').save(tmp_path / 'a.png')
-        np.testing.assert_array_equal(pictures.open_image(str(tmp_path / 'a.png'), (side, side, 3))[..., 0], 255)
+        np.testing.assert_array_equal(image_files.open_image(str(tmp_path / 'a.png'), (side, side, 3))[..., 0], 255)
 
 
 def test_a_picture_of_any_kind_is_as_it_looks(tmp_path):
     path = str(tmp_path / 'a.png')
     ramp = np.repeat(np.arange(256, dtype=np.uint16) * 257, 256).reshape(256, 256)
     Image.fromarray(ramp).save(path)
-    np.testing.assert_array_equal(pictures.open_image(path, (256, 256, 1))[..., 0], ramp // 257)
+    np.testing.assert_array_equal(image_files.open_image(path, (256, 256, 1))[..., 0], ramp // 257)
     clear = np.zeros((8, 8, 4), np.uint8)
     clear[2:4, 2:4, 3] = 255  # black, the rest transparent
     Image.fromarray(clear).save(path)
-    np.testing.assert_array_equal(pictures.open_image(path, (8, 8, 3))[..., 0] == 0, clear[..., 3] == 255)
+    np.testing.assert_array_equal(image_files.open_image(path, (8, 8, 3))[..., 0] == 0, clear[..., 3] == 255)
     upright = Image.new('L', (6, 6))
     upright.putpixel((0, 0), 255)
     turned = Image.Exif()
     turned[0x0112] = 3  # upside down
     upright.save(path, exif=turned)
-    assert pictures.open_image(path, (6, 6, 1))[5, 5, 0] == 255
+    assert image_files.open_image(path, (6, 6, 1))[5, 5, 0] == 255
     Image.new('F', (6, 6)).save(tmp_path / 'a.tiff')
     with pytest.raises(UserError, match='a.tiff: pixels have 32 bits; expected 8 or 16 in each channel'):
-        pictures.open_image(str(tmp_path / 'a.tiff'), (6, 6, 1))
+        image_files.open_image(str(tmp_path / 'a.tiff'), (6, 6, 1))
 
 
 def test_truncated_large_and_other_files_are_told_apart(tmp_path):
@@ -249,11 +249,11 @@ def test_truncated_large_and_other_files_are_told_apart(tmp_path):
         for kept in (12, 30, 100, len(whole) // 2):
             path.write_bytes(whole[:kept])
             with pytest.raises(UserError, match=r'a: cannot be read \(truncated or damaged\); expected a number'):
-                pictures.open_image(str(path), (8, 8, 3))
+                image_files.open_image(str(path), (8, 8, 3))
     for data, message in ((b'', 'empty'), (b'Not an image.', 'not an image')):
         path.write_bytes(data)
         with pytest.raises(UserError, match=rf'a: cannot be read \({message}\)'):
-            pictures.open_image(str(path), (8, 8, 3))
+            image_files.open_image(str(path), (8, 8, 3))
 
 
 @pytest.mark.parametrize('factor', [1.5, 3])  # Pillow warns of the first and refuses the second
@@ -261,16 +261,16 @@ def test_a_large_picture_is_read_and_one_too_large_is_named(tmp_path, monkeypatc
     Image.new('RGB', (40, 30), 'red').save(tmp_path / 'a.png')
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', int(1200 / factor))
     if factor < 2:
-        assert np.all(pictures.open_image(str(tmp_path / 'a.png'), (8, 8, 3)) == (255, 0, 0))
+        assert np.all(image_files.open_image(str(tmp_path / 'a.png'), (8, 8, 3)) == (255, 0, 0))
     else:
         with pytest.raises(UserError, match=r'too large: Image size \(1200 pixels\) exceeds limit of 800 pixels\)'):
-            pictures.open_image(str(tmp_path / 'a.png'), (8, 8, 3))
+            image_files.open_image(str(tmp_path / 'a.png'), (8, 8, 3))
 
 
 def test_a_device_without_end_is_no_picture(monkeypatch):
-    monkeypatch.setattr(pictures, 'MAX_FILE_BYTES', 1000)
+    monkeypatch.setattr(image_files, 'MAX_FILE_BYTES', 1000)
     with pytest.raises(UserError, match=r'/dev/zero: cannot be read \(too large: more than 1000 bytes\)'):
-        pictures.open_image('/dev/zero', (8, 8, 3))
+        image_files.open_image('/dev/zero', (8, 8, 3))
 
 
 def test_a_picture_may_come_from_a_pipe(tmp_path):
@@ -278,14 +278,14 @@ def test_a_picture_may_come_from_a_pipe(tmp_path):
     os.mkfifo(tmp_path / 'pipe')
     data = (tmp_path / 'a.png').read_bytes()
     threading.Thread(target=(tmp_path / 'pipe').write_bytes, args=[data], daemon=True).start()
-    assert np.all(pictures.open_image(str(tmp_path / 'pipe'), (8, 8, 3)) == (255, 0, 0))
+    assert np.all(image_files.open_image(str(tmp_path / 'pipe'), (8, 8, 3)) == (255, 0, 0))
 
 
 @pytest.mark.parametrize(('words', 'message'), [
-    (['30'], 'there is no image 30; expected 0 to 29, those of the test split'),
+    (['30'], 'there is no image 30; expected 0 to 29, an image of the test split'),
     (['²'], '²: cannot be read (No such file or directory)'),
     (['9' * 5000], 'cannot be read (File name too long)'),
-    (['cat.png'], 'cat.png: cannot be read (No such file or directory); expected a number of the test split or a'),
+    (['cat.png'], 'cat.png: cannot be read (No such file or directory); expected a number of the test split or an'),
     (['setup.cfg'], 'setup.cfg: cannot be read (not an image)'),
     (['--head=3', '0'], '--head is 3; expected 1 to 2, the heads of attention'),
     (['--layer=2', '0'], '--layer is 2; expected 1 to 1, the layers of attention'),

@@ -105,7 +105,7 @@ class LanguageTask:
         return self._training.examples
 
     def batch(self, step: int, rows: slice = ALL_ROWS) -> dict[str, np.ndarray]:
-        """Return 'tokens', 'labels' and, for packed documents, 'segments' [B, T] int32 of a step, or some rows of it."""
+        """Return 'tokens', 'labels' and, for packed documents, 'segments' [B, T] int32 of a step, or some rows."""
         return _model_inputs(self._training.batch(step, rows), bool(self.config.data.documents))
 
     def save(self, workdir: Path) -> None:
