@@ -31,7 +31,8 @@ class Task(Protocol):
     default_split: the split that `attnlab eval` scores.
 
     The constructor takes `(config, workdir)` and reads no data. `workdir` is the directory of a run, from which the
-    task loads its vocabularies or other statistics of the data. If it is None, they are computed from the training data.
+    task loads its vocabularies or other statistics of the data. If it is None, they are computed from the training
+    data.
     """
 
     Config: ClassVar[type[RunConfig]]

@@ -116,8 +116,8 @@ def attention_to_grid(weights: np.ndarray, model: ImageModel) -> np.ndarray:
 def attention_rollout(weights: np.ndarray, model: ImageModel) -> np.ndarray:
     """Return the attention rollout [B, rows, columns] of the weights [B, L, N, T, T] of all layers.
 
-    The rollout is the product over the layers of (W + I) / 2, with W the mean of a layer's heads and I the identity, for
-    the residual connection. Abnar and Zuidema 2020, section 3.
+    The rollout is the product over the layers of (W + I) / 2, with W the mean of a layer's heads and I the identity,
+    for the residual connection. Abnar and Zuidema 2020, section 3.
     """
     T = weights.shape[-1]
     product = np.eye(T)
