@@ -149,7 +149,7 @@ def test_a_page_stays_small_and_says_what_it_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(page, 'MAX_PICTURE_BYTES', 2 * one)
     markup = page.write_run_page(folder).read_text('utf-8')
     assert len(pictures(markup)) == 2 + 2
-    assert '3 more samples in the run.' in markup
+    assert 'The run has 3 more samples.' in markup
 
 
 def test_runs_stand_beside_each_other(tmp_path):

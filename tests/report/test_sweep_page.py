@@ -279,7 +279,7 @@ def test_a_sweep_that_nothing_has_come_of_has_a_page(tmp_path):
     markup = sweep_page.write_sweep_page(tmp_path / 'a.html', 'a', more).read_text('utf-8')
     texts = outline(markup).texts
     assert '4 waiting.' in texts and 'best score' in texts
-    assert not {'Best', 'Failed', 'By what varies', 'Training'} & set(texts)
+    assert not {'Best', 'Failed', 'Metric by field', 'Training'} & set(texts)
     assert not pictures(markup)
 
 
