@@ -70,15 +70,15 @@ def test_the_metric_stands_against_each_key_with_its_error():
     rate, order = figures.plot_metric_by_field(groups, KEYS, 'loss', 'min', 2).axes
     assert rate.get_xscale() == 'log' and order.get_xscale() == 'linear'
     found = lines(rate)
-    assert found.pop('failed, or far off') == [[1e-2, 0.97]]
+    assert found.pop('failed or outlier') == [[1e-2, 0.97]]
     assert found == {'pre': [[1e-4, 3], [1e-3, 2], [1e-2, 2.2]], 'post': [[1e-4, 3.5], [1e-3, 2.5]]}
-    assert [text.get_text() for text in rate.get_legend().get_texts()] == ['pre', 'post', 'failed, or far off']
+    assert [text.get_text() for text in rate.get_legend().get_texts()] == ['pre', 'post', 'failed or outlier']
     assert rate.get_legend().get_title().get_text() == 'order'
     (bar, *_), _ = (bars.get_segments() for bars in rate.collections)
     np.testing.assert_allclose(bar, [[1e-4, 2.9], [1e-4, 3.1]])
     assert ticks(order) == ['pre', 'post']
     heights = {label: [y for _, y in points] for label, points in lines(order).items()}
-    assert heights == {'0.0001': [3, 3.5], '0.001': [2, 2.5], '0.01': [2.2], 'failed, or far off': [0.97]}
+    assert heights == {'0.0001': [3, 3.5], '0.001': [2, 2.5], '0.01': [2.2], 'failed or outlier': [0.97]}
     assert all(line.get_linestyle() == 'None' for line in order.get_lines())  # categories are not joined
     circled = [line for axes in (rate, order) for line in axes.get_lines() if line.get_markersize() == 9]
     assert [line.get_ydata()[0] for line in circled] == [2, 2]
@@ -138,7 +138,7 @@ def test_what_is_far_worse_than_the_others_does_not_press_them_flat(direction, m
     low, high = rate.get_ylim()
     spread = shown[1] - shown[0]
     assert shown[0] - 0.2 * spread < low < shown[0] and shown[1] < high < shown[1] + 0.2 * spread
-    assert lines(rate)['failed, or far off'] == [[1e-2, edge]]
+    assert lines(rate)['failed or outlier'] == [[1e-2, edge]]
 
 
 def test_what_is_far_worse_ends_at_the_end_of_the_parallel_axis():
@@ -150,7 +150,7 @@ def test_what_is_far_worse_ends_at_the_end_of_the_parallel_axis():
 def test_what_is_far_better_than_the_others_is_shown():
     rate, _ = figures.plot_metric_by_field(swept([2.0, 2.1, 2.2, 2.3, 2.4, 0.1]), KEYS, 'loss', 'min', 5).axes
     assert rate.get_ylim()[0] < 0.1
-    assert 'failed, or far off' not in lines(rate)
+    assert 'failed or outlier' not in lines(rate)
 
 
 def test_parallel_coordinates_go_through_every_value():

@@ -35,13 +35,13 @@ def test_many_values_have_ticks_between_them():
     assert rates.kind == 'log' and [label for _, label in rates.ticks] == ['1e-5', '0.0001', '0.001', '0.01', '0.1']
     even = build_axis_scale([float(rate) for rate in random.uniform(0.001, 0.5, 50)])  # three decades, but not so drawn
     assert even.kind == 'linear' and [label for _, label in even.ticks] == ['0.1', '0.2', '0.3', '0.4']
-    assert rates.height(min(rates.places.values())) == 0.0 and rates.height(max(rates.places.values())) == 1.0
+    assert rates.fraction(min(rates.coordinates.values())) == 0.0 and rates.fraction(max(rates.coordinates.values())) == 1.0
 
 
 def test_heights_are_even_by_factor_on_a_logarithmic_axis():
-    assert [build_axis_scale(RATES).height(rate) for rate in RATES] == pytest.approx([0, 0.5, 1])
-    assert [build_axis_scale((1, 2, 3)).height(value) for value in (1, 2, 3)] == [0, 0.5, 1]
-    assert build_axis_scale((7,)).height(7) == 0.5
+    assert [build_axis_scale(RATES).fraction(rate) for rate in RATES] == pytest.approx([0, 0.5, 1])
+    assert [build_axis_scale((1, 2, 3)).fraction(value) for value in (1, 2, 3)] == [0, 0.5, 1]
+    assert build_axis_scale((7,)).fraction(7) == 0.5
 
 
 def test_values_are_told_as_the_command_line_takes_them():
