@@ -55,7 +55,7 @@ def plot_heatmap(
     """
     from matplotlib.figure import Figure
 
-    weights = _check_weights(weights, rows, columns)
+    weights = check_weights(weights, rows, columns)
     T, S = weights.shape
     cell = float(np.clip(9 / max(T, S), 0.2, 0.4))  # inches
     cell = min(cell, MAX_INCHES / max(T, S))
@@ -84,7 +84,7 @@ def plot_heatmap(
     return figure
 
 
-def _check_weights(weights, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
+def check_weights(weights, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
     """Return the weights as float32; raise ValueError for a shape other than the labels', or a weight not finite."""
     weights = np.asarray(weights, np.float32)
     if weights.shape != (len(rows), len(columns)) or not weights.size:
@@ -152,7 +152,7 @@ def save_alignment(path: str | Path, weights, rows: Sequence[str], columns: Sequ
 
     Raises ValueError if the sizes differ or a weight is not finite.
     """
-    weights = _check_weights(weights, rows, columns)
+    weights = check_weights(weights, rows, columns)
     with open(path, 'wb') as file:  # NumPy appends a suffix to a path, not to an open file
         np.savez_compressed(file, weights=weights, rows=np.array(rows, str), columns=np.array(columns, str))
 
@@ -174,7 +174,7 @@ def render_text(weights, rows: Sequence[str], columns: Sequence[str], width: int
 
     Raises ValueError if the sizes differ or a weight is not finite.
     """
-    weights = _check_weights(weights, rows, columns)
+    weights = check_weights(weights, rows, columns)
     if not has_room_for_labels(rows, columns):
         return f'{len(rows):,} produced and {len(columns):,} source tokens: too many to show here or to label'
     max_label = max(8, width // 3)
