@@ -94,8 +94,8 @@ def test_every_switch_of_the_model_changes_the_first_loss(change):
     assert first_loss(tiny_grammar_config(**change)) != first_loss(tiny_grammar_config())
 
 
-def test_translations_do_not_depend_on_batch_mates_or_order(tiny):
-    task, params, _ = run.load_run(tiny)
+def test_translations_do_not_depend_on_batch_mates_or_order(recurrent_run):
+    task, params, _ = run.load_run(recurrent_run)
     encoded = corpus.encode_sentences(SENTENCES, task.vocabularies[0])
     together = task.translator.translate(params, encoded, 16)
     turned = task.translator.translate(params, encoded[::-1], 16)[::-1]
@@ -106,32 +106,32 @@ def test_translations_do_not_depend_on_batch_mates_or_order(tiny):
         np.testing.assert_allclose(one.weights, third.weights, atol=1e-6)
 
 
-def test_a_source_beyond_all_widths_is_translated_whole(tiny):
-    task, params, _ = run.load_run(tiny)
+def test_a_source_beyond_all_widths_is_translated_whole(recurrent_run):
+    task, params, _ = run.load_run(recurrent_run)
     (ids,) = corpus.encode_sentences([' '.join(['cat'] * 50)], task.vocabularies[0])
     assert task.translator.translate(params, [ids])[0].weights.shape[1] == 51
 
 
-def test_scores_are_of_the_whole_split_and_come_out_again(tiny):
-    split, scores = run.evaluate_run(tiny)
-    assert split == 'test' and json.loads((tiny / 'scores-test.json').read_text()) == scores
+def test_scores_are_of_the_whole_split_and_come_out_again(recurrent_run):
+    split, scores = run.evaluate_run(recurrent_run)
+    assert split == 'test' and json.loads((recurrent_run / 'scores-test.json').read_text()) == scores
     assert scores['sentences'] == 24 == sum(row['sentences'] for row in scores['by_length'])
     assert scores['perplexity'] == pytest.approx(math.exp(scores['loss']))
     assert {'aer_emit', 'aer_shifted', 'inversion_emit', 'inversion_shifted', 'exact_match'} <= scores.keys()
     assert 'tok:13a' in scores['bleu_signature'] and 'version' in scores['chrf_signature']
-    pairs = corpus.read_pairs(run.load_task(tiny).config.data, 'test', 0)
-    found = read_links(tiny / 'samples' / 'test.links')
+    pairs = corpus.read_pairs(run.load_task(recurrent_run).config.data, 'test', 0)
+    found = read_links(recurrent_run / 'samples' / 'test.links')
     assert alignment_error_rate([found[i + 1] for i in range(24)], pairs.links).aer == scores['aer_emit']
-    valid = [record for record in metrics.read_metrics(tiny) if record['split'] == 'valid']
-    _, again = run.evaluate_run(tiny, 'valid')
+    valid = [record for record in metrics.read_metrics(recurrent_run) if record['split'] == 'valid']
+    _, again = run.evaluate_run(recurrent_run, 'valid')
     best = max(valid, key=lambda record: record['bleu'])
     assert (again['step'], again['bleu']) == (best['step'], pytest.approx(best['bleu']))
     assert again['loss'] == pytest.approx(best['loss'], rel=1e-6)
 
 
-def test_samples_are_labelled_with_what_was_produced(tiny):
-    run.evaluate_run(tiny, 'test')
-    samples = json.loads((tiny / 'samples' / 'test.json').read_text())
+def test_samples_are_labelled_with_what_was_produced(recurrent_run):
+    run.evaluate_run(recurrent_run, 'test')
+    samples = json.loads((recurrent_run / 'samples' / 'test.json').read_text())
     assert len(samples) == 10
     for sample in samples:
         weights = np.array(sample['weights'])
@@ -143,13 +143,13 @@ def test_samples_are_labelled_with_what_was_produced(tiny):
         assert produced == tokenise(sample['output'])
 
 
-def test_a_split_that_is_not_there_is_refused(tiny, capsys):
-    assert cli.main(['eval', f'--workdir={tiny}', '--split=tset']) == 2
+def test_a_split_that_is_not_there_is_refused(recurrent_run, capsys):
+    assert cli.main(['eval', f'--workdir={recurrent_run}', '--split=tset']) == 2
     assert "split is 'tset'; expected one of train, valid, test" in capsys.readouterr().err
 
 
-def test_translate_prints_french_and_leaves_picture_and_array(tiny, capsys):
-    assert cli.main(['translate', f'--workdir={tiny}', *SENTENCES[:2]]) == 0
+def test_translate_prints_french_and_leaves_picture_and_array(recurrent_run, capsys):
+    assert cli.main(['translate', f'--workdir={recurrent_run}', *SENTENCES[:2]]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert len(lines) == 2  # into a pipe goes the French alone
@@ -162,10 +162,10 @@ def test_translate_prints_french_and_leaves_picture_and_array(tiny, capsys):
         assert Path(picture).read_bytes().startswith(b'\x89PNG\r\n')
 
 
-def test_words_that_the_model_does_not_know_are_marked_and_named(tiny, capsys, caplog):
-    known = corpus.load_vocabularies(tiny)[0].tokens
+def test_words_that_the_model_does_not_know_are_marked_and_named(recurrent_run, capsys, caplog):
+    known = corpus.load_vocabularies(recurrent_run)[0].tokens
     assert {'the', 'cat', '.'} < set(known) and not {'le', 'café'} & set(known)
-    assert cli.main(['translate', f'--workdir={tiny}', 'le café the cat.', 'le cat.']) == 0
+    assert cli.main(['translate', f'--workdir={recurrent_run}', 'le café the cat.', 'le cat.']) == 0
     screen = capsys.readouterr().err
     assert '╭ le <unk>\n' in screen and '╭ café <unk>\n' in screen and '╭ the\n' in screen
     assert [line for line in caplog.messages if 'café' in line] == [
@@ -174,17 +174,17 @@ def test_words_that_the_model_does_not_know_are_marked_and_named(tiny, capsys, c
     picture = next(line for line in screen.splitlines() if '.png' in line).split('  ')[0]
     columns = heatmap.load_alignment(picture.removesuffix('.png') + '.npz')[2]
     assert columns == ['le <unk>', 'café <unk>', 'the', 'cat', '.', '</s>']
-    assert cli.main(['attend', f'--workdir={tiny}', 'le cat.']) == 0
+    assert cli.main(['attend', f'--workdir={recurrent_run}', 'le cat.']) == 0
     arrays = np.load(capsys.readouterr().out.splitlines()[0])
     assert arrays['columns decoder.cross_attention'].tolist() == ['le <unk>', 'cat', '.', '</s>']
 
 
 @pytest.mark.parametrize('command', ['translate', 'attend'])
-def test_a_sentence_too_long_is_refused_before_it_is_read(tiny, capsys, command):
-    before = sorted((tiny / 'figures').glob('*'))
-    assert cli.main([command, f'--workdir={tiny}', 'the cat.', ' '.join(['cat'] * 5000)]) == 2
+def test_a_sentence_too_long_is_refused_before_it_is_read(recurrent_run, capsys, command):
+    before = sorted((recurrent_run / 'figures').glob('*'))
+    assert cli.main([command, f'--workdir={recurrent_run}', 'the cat.', ' '.join(['cat'] * 5000)]) == 2
     assert capsys.readouterr().err == 'attnlab: sentence 2 has 5001 tokens, the end of sentence included; expected at most 512\n'
-    assert sorted((tiny / 'figures').glob('*')) == before
+    assert sorted((recurrent_run / 'figures').glob('*')) == before
 
 
 @pytest.mark.parametrize('kind', ['words', 'subwords'])
@@ -243,13 +243,13 @@ def test_values_that_nothing_can_be_made_of_leave_no_trace(tmp_path, capsys, mon
     assert not workdir.exists()
 
 
-def test_another_config_does_not_go_into_the_same_directory(tiny, capsys):
+def test_another_config_does_not_go_into_the_same_directory(recurrent_run, capsys):
     with pytest.raises(UserError, match='model.hidden is 16 here and 12 there'):
-        run.train_run(tiny_grammar_config(model__hidden='16'), tiny)
+        run.train_run(tiny_grammar_config(model__hidden='16'), recurrent_run)
 
 
-def test_a_run_without_checkpoints_says_so_and_stays_as_it_is(tiny, tmp_path):
-    shutil.copytree(tiny, tmp_path / 'run', ignore=shutil.ignore_patterns('checkpoints'))
+def test_a_run_without_checkpoints_says_so_and_stays_as_it_is(recurrent_run, tmp_path):
+    shutil.copytree(recurrent_run, tmp_path / 'run', ignore=shutil.ignore_patterns('checkpoints'))
     before = sorted(tmp_path.rglob('*'))
     argv = [sys.executable, '-m', 'attnlab', 'eval', f'--workdir={tmp_path / "run"}']
     done = subprocess.run(argv, capture_output=True, text=True)
@@ -258,10 +258,10 @@ def test_a_run_without_checkpoints_says_so_and_stays_as_it_is(tiny, tmp_path):
     assert sorted(tmp_path.rglob('*')) == before
 
 
-def test_a_finished_run_is_not_trained_again(tiny):
-    before = (tiny / 'metrics.jsonl').read_text()
-    assert run.train_run(tiny_grammar_config(), tiny)['step'] == 20
-    assert (tiny / 'metrics.jsonl').read_text() == before
+def test_a_finished_run_is_not_trained_again(recurrent_run):
+    before = (recurrent_run / 'metrics.jsonl').read_text()
+    assert run.train_run(tiny_grammar_config(), recurrent_run)['step'] == 20
+    assert (recurrent_run / 'metrics.jsonl').read_text() == before
 
 
 def test_links_of_known_weights():

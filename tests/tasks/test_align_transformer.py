@@ -28,14 +28,14 @@ SENTENCES = ['the black cat sleeps.', 'Marie sings.', 'he does not see the small
 
 
 @pytest.fixture(scope='module')
-def french(translating):
+def french(transformer_run):
     """Task, parameters and the ids of `SENTENCES`."""
-    task, params, _ = run.load_run(translating)
+    task, params, _ = run.load_run(transformer_run)
     return task, params, pairs.encode_sentences(SENTENCES, task.vocabularies[0])
 
 
-def test_every_layer_is_scored_as_an_alignment(translating, french):
-    _, scores = run.evaluate_run(translating)
+def test_every_layer_is_scored_as_an_alignment(transformer_run, french):
+    _, scores = run.evaluate_run(transformer_run)
     each = scores['aer_by_layer']
     assert (each[1]['emit'], each[1]['shifted']) == (scores['aer_emit'], scores['aer_shifted'])  # layer 2 is chosen
     task, params, _ = french
@@ -48,14 +48,14 @@ def test_every_layer_is_scored_as_an_alignment(translating, french):
     assert [row['layer'] for row in each] == [1, 2] and each[0]['emit'] != each[1]['emit']
 
 
-def test_every_attention_of_a_translation_is_drawn(translating, french, capsys):
+def test_every_attention_of_a_translation_is_drawn(transformer_run, french, capsys):
     task, _, source = french
-    before = hash_run_files(translating)
-    assert cli.main(['attend', f'--workdir={translating}', '--layer=2', SENTENCES[0]]) == 0
+    before = hash_run_files(transformer_run)
+    assert cli.main(['attend', f'--workdir={transformer_run}', '--layer=2', SENTENCES[0]]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     kinds = ('encoder-attention', 'decoder-attention', 'decoder-cross_attention')
     assert {path.name for path in written} == {'weights.npz', *(f'{kind}-layer2.png' for kind in kinds)}
-    assert hash_run_files(translating) == before
+    assert hash_run_files(transformer_run) == before
     with np.load(written[0], allow_pickle=False) as arrays:
         weights = {kind: arrays[kind.replace('-', '.')] for kind in kinds}
         labels = {name: arrays[name].tolist() for name in arrays.files if ' ' in name}
@@ -75,10 +75,10 @@ def test_every_attention_of_a_translation_is_drawn(translating, french, capsys):
     np.testing.assert_array_equal(np.triu(weights['decoder-attention'], 1), 0)
 
 
-def test_a_shift_reads_a_word_where_it_is_fed(translating, french, capsys):
+def test_a_shift_reads_a_word_where_it_is_fed(transformer_run, french, capsys):
     task, params, source = french
     assert task.config.model.alignment_shift == task.model.shift == 1
-    assert cli.main(['translate', f'--workdir={translating}', SENTENCES[0]]) == 0
+    assert cli.main(['translate', f'--workdir={transformer_run}', SENTENCES[0]]) == 0
     path = re.search(r'\S+\.npz', capsys.readouterr().err)
     assert path is not None
     weights, rows, _ = heatmap.load_alignment(path[0])
@@ -90,7 +90,7 @@ def test_a_shift_reads_a_word_where_it_is_fed(translating, french, capsys):
     np.testing.assert_allclose(made.weights, heads.mean(axis=0), atol=1e-5)
 
 
-def test_beams(translating, french):
+def test_beams(transformer_run, french):
     task, params, source = french
     model = task.model
     use = Translator(model, (12,), 4, beams=3, length_penalty=1.0)
@@ -109,15 +109,15 @@ def test_beams(translating, french):
     np.testing.assert_array_equal(*both(padded))
 
 
-def test_the_alignment_is_read_off_another_layer_when_told_to(translating, capsys):
+def test_the_alignment_is_read_off_another_layer_when_told_to(transformer_run, capsys):
     def drawn(*flags):
-        assert cli.main(['translate', f'--workdir={translating}', *flags, SENTENCES[0]]) == 0
+        assert cli.main(['translate', f'--workdir={transformer_run}', *flags, SENTENCES[0]]) == 0
         return heatmap.load_alignment(re.search(r'\S+\.npz', capsys.readouterr().err)[0])
 
     chosen, one = drawn(), drawn('--layer=1')
     assert chosen[1] == one[1] and np.abs(chosen[0] - one[0]).max() > 1e-4
     np.testing.assert_array_equal(drawn('--layer=2', '--shifted')[0], chosen[0])
-    assert cli.main(['translate', f'--workdir={translating}', '--layer=0', SENTENCES[0]]) == 2
+    assert cli.main(['translate', f'--workdir={transformer_run}', '--layer=0', SENTENCES[0]]) == 2
     assert 'alignment_layer is 0; expected 1 or more' in capsys.readouterr().err
     with pytest.raises(UserError, match='a recurrent model has only one attention'):
         create_task(tiny_grammar_config()).with_alignment_at(1, False)

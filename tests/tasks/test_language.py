@@ -195,16 +195,16 @@ def test_experts_add_their_losses_to_the_training_loss(packed):
     assert added > 1e-3 and each['experts_dropped'] == 0
 
 
-def test_what_experts_say_is_in_the_metrics(documents):
-    records = [record for record in metrics.read_metrics(documents) if record['split'] == 'train']
+def test_what_experts_say_is_in_the_metrics(documents_run):
+    records = [record for record in metrics.read_metrics(documents_run) if record['split'] == 'train']
     assert len(records) == 3
     for record in records:
         assert 0.9 < record['experts_load_balance'] < 2.1  # E sum f p: 1 where balanced, E = 2 where one serves all
         assert record['loss'] > record['nll'] and record['experts_z'] > 0
 
 
-def test_twenty_steps_are_seven_and_thirteen(stream, monkeypatch):
-    config, broken, batch = run.load_task(stream).config, stream.parent / 'broken', LanguageTask.batch
+def test_twenty_steps_are_seven_and_thirteen(stream_run, monkeypatch):
+    config, broken, batch = run.load_task(stream_run).config, stream_run.parent / 'broken', LanguageTask.batch
 
     def stopping(task, step, rows=slice(None)):
         if step == 7:
@@ -217,8 +217,8 @@ def test_twenty_steps_are_seven_and_thirteen(stream, monkeypatch):
     assert max(record['step'] for record in metrics.read_metrics(broken)) in (6, 7)
     run.train_run(config, broken)
     lines = lambda workdir: [json.dumps(each) for each in metrics.read_metrics(workdir) if each['split'] != 'speed']
-    assert lines(stream) == lines(broken)
-    left, right = newest_of(config, stream), newest_of(config, broken)
+    assert lines(stream_run) == lines(broken)
+    left, right = newest_of(config, stream_run), newest_of(config, broken)
     assert left.step == right.step == 20 and left.progress == right.progress
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
@@ -226,8 +226,8 @@ def test_twenty_steps_are_seven_and_thirteen(stream, monkeypatch):
 # Scores
 
 
-def test_a_token_changes_what_comes_behind_it_alone(speaker):
-    *_, vocabulary, logits = speaker
+def test_a_token_changes_what_comes_behind_it_alone(language_model):
+    *_, vocabulary, logits = language_model
     ids = vocabulary.encode(TEXT[:T])
     for t in (0, 7, T - 1):
         changed = ids.copy()
@@ -236,8 +236,8 @@ def test_a_token_changes_what_comes_behind_it_alone(speaker):
         assert not differs[:t].any() and differs[t:].all()
 
 
-def test_evaluation_counts_every_token_once(speaker, stream, monkeypatch):
-    _, params, vocabulary, logits = speaker
+def test_evaluation_counts_every_token_once(language_model, stream_run, monkeypatch):
+    _, params, vocabulary, logits = language_model
     text = TEXT[int(len(TEXT) * 0.9) :]
     ids, nll = vocabulary.encode(text), []
     for start in range(0, len(ids) - 1, T):
@@ -248,30 +248,30 @@ def test_evaluation_counts_every_token_once(speaker, stream, monkeypatch):
     assert len(nll) == len(text) - 1
     for tokens in (1, 3 * T, 10_000):
         monkeypatch.setattr('attnlab.tasks.language.task.EVALUATION_TOKENS', tokens)
-        scores = run.load_task(stream).evaluate(params, 'valid')
+        scores = run.load_task(stream_run).evaluate(params, 'valid')
         assert scores['tokens'] == len(nll)
         assert scores['loss'] == pytest.approx(np.mean(nll), rel=1e-5)
         assert scores['bits_per_character'] == pytest.approx(sum(nll) / math.log(2) / len(text), rel=1e-5)
         assert scores['perplexity'] == pytest.approx(math.exp(np.mean(nll)), rel=1e-5)
 
 
-def test_eval_writes_scores_and_page(stream, capsys):
-    assert cli.main(['eval', f'--workdir={stream}']) == 0
+def test_eval_writes_scores_and_page(stream_run, capsys):
+    assert cli.main(['eval', f'--workdir={stream_run}']) == 0
     out = capsys.readouterr().out
-    scores = json.loads((stream / 'scores-valid.json').read_text())
+    scores = json.loads((stream_run / 'scores-valid.json').read_text())
     best = min(
-        (each for each in metrics.read_metrics(stream) if each['split'] == 'valid'), key=lambda each: each['loss']
+        (each for each in metrics.read_metrics(stream_run) if each['split'] == 'valid'), key=lambda each: each['loss']
     )
     assert (scores['split'], scores['step']) == ('valid', best['step'])
     assert scores['loss'] == pytest.approx(best['loss'], rel=1e-6)
     page = Path(out.splitlines()[-1].removeprefix('page: '))
-    assert page.is_relative_to(stream) and f'{scores["perplexity"]:.2f}'[:4] in page.read_text()
-    assert cli.main(['eval', f'--workdir={stream}', '--split=test']) == 2
+    assert page.is_relative_to(stream_run) and f'{scores["perplexity"]:.2f}'[:4] in page.read_text()
+    assert cli.main(['eval', f'--workdir={stream_run}', '--split=test']) == 2
     assert capsys.readouterr().err == "attnlab: split is 'test'; expected one of train, valid\n"
 
 
-def test_every_token_of_a_document_and_its_end_are_scored(documents):
-    task, params, _ = run.load_run(documents)
+def test_every_token_of_a_document_and_its_end_are_scored(documents_run):
+    task, params, _ = run.load_run(documents_run)
     scores = task.evaluate(params, 'valid')
     lines = TEXT[int(len(TEXT) * 0.9) :].strip('\n').split('\n')
     assert scores['tokens'] == sum(len(line) + 1 for line in lines)

@@ -24,9 +24,9 @@ SMALL = 'experiments/vision/cifar10_small.py'
 
 
 @pytest.fixture(scope='session')
-def seeing(tmp_path_factory):
+def vision_run(tmp_path_factory):
     """The work directory of a trained tiny run on digits, scored."""
-    workdir = tmp_path_factory.mktemp('runs') / 'seeing'
+    workdir = tmp_path_factory.mktemp('runs') / 'vision_run'
     run.train_run(tiny_digits_config(), workdir)
     run.evaluate_run(workdir)
     return workdir
@@ -122,8 +122,8 @@ def test_scores_by_hand():
 
 
 @pytest.mark.parametrize('size', [1, 7, 30, 64])
-def test_every_image_counts_once_whatever_the_batch(size, seeing, monkeypatch):
-    task, params, _ = run.load_run(seeing)
+def test_every_image_counts_once_whatever_the_batch(size, vision_run, monkeypatch):
+    task, params, _ = run.load_run(vision_run)
     whole = dataset.read_images(task.config.data, 'test', task.config.seed)
     monkeypatch.setattr('attnlab.tasks.vision.task.EVALUATION_IMAGES', size)
     found = task.probabilities(params, whole)
@@ -131,45 +131,45 @@ def test_every_image_counts_once_whatever_the_batch(size, seeing, monkeypatch):
              for image in whole.pixels[:3]]  # fmt: skip
     assert found.shape == (30, 10)
     np.testing.assert_allclose(found[:3], jax.nn.softmax(np.concatenate(alone)), atol=1e-5)
-    stored = json.loads((seeing / 'scores-test.json').read_text())
+    stored = json.loads((vision_run / 'scores-test.json').read_text())
     assert scores.score_classification(found, whole.labels)['accuracy'] == stored['accuracy']
 
 
-def test_what_eval_writes(seeing):
-    stored = json.loads((seeing / 'scores-test.json').read_text())
+def test_what_eval_writes(vision_run):
+    stored = json.loads((vision_run / 'scores-test.json').read_text())
     assert stored['images'] == 30 and {'accuracy', 'top5', 'loss', 'calibration_error'} < set(stored)
-    with np.load(seeing / 'samples' / 'test.npz') as arrays:
+    with np.load(vision_run / 'samples' / 'test.npz') as arrays:
         assert arrays['confusion'].sum() == 30 and arrays['probabilities'].shape == (30, 10)
         table = scores.confusion_matrix(arrays['probabilities'], arrays['labels'])
         np.testing.assert_array_equal(table, arrays['confusion'])
-    shown = json.loads((seeing / 'figures' / 'eval-test' / 'pictures.json').read_text())
+    shown = json.loads((vision_run / 'figures' / 'eval-test' / 'pictures.json').read_text())
     names = [each['file'].removesuffix('.png') for each in shown]
     assert names == ['rollout', 'mistakes', 'confusion', 'calibration', 'positions', 'filters']
-    text = page.write_run_page(seeing).read_text()
+    text = page.write_run_page(vision_run).read_text()
     assert text.count('<img') == 1 + len(shown) and 'Accuracy' in text and 'principal components' in text
 
 
-def test_metrics_tell_of_waiting_and_of_accuracy(seeing):
-    records = [json.loads(line) for line in (seeing / 'metrics.jsonl').read_text().splitlines()]
+def test_metrics_tell_of_waiting_and_of_accuracy(vision_run):
+    records = [json.loads(line) for line in (vision_run / 'metrics.jsonl').read_text().splitlines()]
     assert {'accuracy', 'nll', 'loss'} < set(records[0]) and records[0]['split'] == 'train'
     assert any('data_share' in record for record in records if record['split'] == 'speed')
 
 
-def test_the_scale_is_that_of_the_training_images(seeing):
-    scale, config = dataset.load_image_statistics(seeing), run.load_task(seeing).config
+def test_the_scale_is_that_of_the_training_images(vision_run):
+    scale, config = dataset.load_image_statistics(vision_run), run.load_task(vision_run).config
     train = dataset.read_images(config.data, 'train', config.seed)
     x = np.asarray(preprocess_images(train.pixels, scale, (16, 16)))
     assert abs(x.mean()) < 1e-4 and abs(x.std() - 1) < 1e-4
     larger = preprocess_images(train.pixels[:2], scale, (32, 16))
     assert larger.shape == (2, 32, 16, 1)
-    (seeing / 'images.json').rename(seeing / 'elsewhere.json')
+    (vision_run / 'images.json').rename(vision_run / 'elsewhere.json')
     with pytest.raises(UserError, match='images.json cannot be read'):
-        dataset.load_image_statistics(seeing)
+        dataset.load_image_statistics(vision_run)
     for damaged in ('[]', 'null', '{"mean": 1, "deviation": 1, "names": 1}', '{'):
-        (seeing / 'images.json').write_text(damaged)
+        (vision_run / 'images.json').write_text(damaged)
         with pytest.raises(UserError, match='images.json cannot be read'):
-            dataset.load_image_statistics(seeing)
-    (seeing / 'elsewhere.json').rename(seeing / 'images.json')
+            dataset.load_image_statistics(vision_run)
+    (vision_run / 'elsewhere.json').rename(vision_run / 'images.json')
 
 
 # Looking
@@ -185,16 +185,16 @@ def test_any_name_of_a_class_is_drawn_as_it_is():
     heatmap.render_png(figures.plot_mistakes(whole, probabilities, np.arange(4)))
 
 
-def test_every_attention_is_drawn_and_nothing_else_changes(seeing, tmp_path, capsys):
-    before = hash_run_files(seeing)
+def test_every_attention_is_drawn_and_nothing_else_changes(vision_run, tmp_path, capsys):
+    before = hash_run_files(vision_run)
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)).save(tmp_path / 'a.png')
-    assert cli.main(['attend', f'--workdir={seeing}', '3', str(tmp_path / 'a.png')]) == 0
+    assert cli.main(['attend', f'--workdir={vision_run}', '3', str(tmp_path / 'a.png')]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [path.name for path in written] == ['weights.npz', 'heads.png', 'rollout.png'] * 2
-    assert hash_run_files(seeing) == before
+    assert hash_run_files(vision_run) == before
     with np.load(written[0]) as arrays:
         weights, rolled, image = (arrays[name] for name in ('attention', 'rollout', 'image'))
-    config = run.load_task(seeing).config
+    config = run.load_task(vision_run).config
     np.testing.assert_array_equal(image, dataset.read_images(config.data, 'test', config.seed).pixels[3])
     assert weights.shape == (1, 2, 16, 16)
     np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
@@ -291,11 +291,11 @@ def test_a_picture_may_come_from_a_pipe(tmp_path):
     (['--layer=2', '0'], '--layer is 2; expected 1 to 1, the layers of attention'),
     ([], 'attend expects'),
 ])  # fmt: skip
-def test_what_cannot_be_looked_at(words, message, seeing, capsys):
-    before = sorted((seeing / 'figures').iterdir())
-    assert cli.main(['attend', f'--workdir={seeing}', *words]) == 2
+def test_what_cannot_be_looked_at(words, message, vision_run, capsys):
+    before = sorted((vision_run / 'figures').iterdir())
+    assert cli.main(['attend', f'--workdir={vision_run}', *words]) == 2
     assert message in capsys.readouterr().err
-    assert sorted((seeing / 'figures').iterdir()) == before
+    assert sorted((vision_run / 'figures').iterdir()) == before
 
 
 # Models
@@ -367,9 +367,9 @@ def test_the_plain_transformer_has_as_many_parameters_as_the_compact_one():
 # Going on from another run
 
 
-def test_a_run_goes_on_at_another_resolution(quickly, seeing, tmp_path):
-    config = tiny_digits_config(start=str(seeing), model__image='32,16', train__duration='1 steps')
-    loaded = run.load_run(seeing)
+def test_a_run_goes_on_at_another_resolution(quickly, vision_run, tmp_path):
+    config = tiny_digits_config(start=str(vision_run), model__image='32,16', train__duration='1 steps')
+    loaded = run.load_run(vision_run)
     params = create_task(config).adapt_params(loaded.task, loaded.params)
     assert params['positions']['table'].shape == (32, 16)
     old, new = (np.asarray(x['positions']['table']) for x in (loaded.params, params))
@@ -381,35 +381,35 @@ def test_a_run_goes_on_at_another_resolution(quickly, seeing, tmp_path):
     assert first['loss'] != json.loads((tmp_path / 'fresh' / 'metrics.jsonl').read_text().splitlines()[0])['loss']
 
 
-def test_a_start_holds_on_several_devices_and_until_there_is_a_checkpoint(quickly, seeing, tmp_path):
+def test_a_start_holds_on_several_devices_and_until_there_is_a_checkpoint(quickly, vision_run, tmp_path):
     losses = {}
     for name, changes in {'one': {}, 'two': dict(train__mesh='data=2'), 'none': dict(start='')}.items():
         (tmp_path / name / 'checkpoints').mkdir(parents=True)  # as a kill before the first save leaves it
         run.train_run(
-            tiny_digits_config(**(dict(start=str(seeing), train__duration='1 steps') | changes)), tmp_path / name
+            tiny_digits_config(**(dict(start=str(vision_run), train__duration='1 steps') | changes)), tmp_path / name
         )
         losses[name] = metrics.read_metrics(tmp_path / name)[0]['loss']
     assert losses['two'] == pytest.approx(losses['one'], rel=1e-5)
     assert abs(losses['one'] - losses['none']) > 1e-3
 
 
-def test_what_does_not_fit_is_named(seeing, tmp_path):
-    config = tiny_digits_config(start=str(seeing), model__pool='class')
+def test_what_does_not_fit_is_named(vision_run, tmp_path):
+    config = tiny_digits_config(start=str(vision_run), model__pool='class')
     with pytest.raises(UserError, match=r'start .*/class has shape None; this config expects \(16,\)'):
         run.train_run(config, tmp_path / 'run')
-    larger = tiny_digits_config(start=str(seeing), model__pool='class', model__image='32,32')
+    larger = tiny_digits_config(start=str(vision_run), model__pool='class', model__image='32,32')
     with pytest.raises(UserError, match=r'class has shape None|table has shape \(64, 16\); this config expects \(65,'):
         run.train_run(larger, tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 
-def test_another_pooling_does_not_take_an_old_checkpoint(seeing):
-    config = configs.load_config(seeing / 'config.json')
+def test_another_pooling_does_not_take_an_old_checkpoint(vision_run):
+    config = configs.load_config(vision_run / 'config.json')
     with config.copy_and_resolve_references().unlocked() as changed:
         changed.model.pool = 'class'
-    configs.save_config(changed, seeing / 'config.json')
+    configs.save_config(changed, vision_run / 'config.json')
     try:
         with pytest.raises(UserError, match=r'params/class has shape None; this config expects \(16,\)'):
-            run.load_run(seeing)
+            run.load_run(vision_run)
     finally:
-        configs.save_config(config, seeing / 'config.json')
+        configs.save_config(config, vision_run / 'config.json')

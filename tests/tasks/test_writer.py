@@ -19,14 +19,14 @@ from tests.tiny import LINES, T, decode_ids, hash_run_files
 
 
 @pytest.fixture(scope='module')
-def write(speaker):
-    model, params, vocabulary, _ = speaker
+def write(language_model):
+    model, params, vocabulary, _ = language_model
     return partial(generation.generate_texts, model, params, vocabulary, 'the cat', False)
 
 
-def test_the_likeliest_text_is_a_plain_loops(speaker, write, caplog):
+def test_the_likeliest_text_is_a_plain_loops(language_model, write, caplog):
     caplog.set_level('INFO')
-    *_, vocabulary, logits = speaker
+    *_, vocabulary, logits = language_model
     text = seen = vocabulary.encode('the cat').tolist()
     for _ in range(2 * T):
         seen = seen if len(seen) <= T else seen[-T // 2 :]
@@ -52,8 +52,8 @@ def test_many_tokens_are_one_program(write, monkeypatch):
     assert len(text) == 207 and [each._cache_size() for each in made] == [1]
 
 
-def test_documents_end_with_their_own_end(documents):
-    task, params, _ = run.load_run(documents)
+def test_documents_end_with_their_own_end(documents_run):
+    task, params, _ = run.load_run(documents_run)
     say = partial(generation.generate_texts, task.model, params, task.vocabulary, documents=True, tokens=60)
     many = say('', samples=8, seed=1)
     few = say('', samples=4, seed=1)
@@ -100,15 +100,15 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(('flags', 'message'), REFUSED, ids=[' '.join(flags) for flags, _ in REFUSED])
-def test_generate_refuses_in_one_line(stream, capsys, flags, message):
-    assert cli.main(['generate', f'--workdir={stream}', *flags]) == 2
+def test_generate_refuses_in_one_line(stream_run, capsys, flags, message):
+    assert cli.main(['generate', f'--workdir={stream_run}', *flags]) == 2
     out, error = capsys.readouterr()
     assert out == '' and error.startswith(f'attnlab: {message}') and error.count('\n') == 1
 
 
-def test_generate_prints_each_text(stream, capsys):
+def test_generate_prints_each_text(stream_run, capsys):
     flags = ['--prompt=the cat', '--tokens=5', '--samples=2', '--temperature=0']
-    assert cli.main(['generate', f'--workdir={stream}', *flags]) == 0
+    assert cli.main(['generate', f'--workdir={stream_run}', *flags]) == 0
     text = capsys.readouterr().out
     assert len(text) == 2 * (7 + 5 + 1) and text[:13] == text[13:] and text.startswith('the cat')
 
@@ -116,14 +116,14 @@ def test_generate_prints_each_text(stream, capsys):
 # Looking
 
 
-def test_attend_draws_each_layer_and_keeps_the_run_as_it_is(stream, speaker, capsys):
-    *_, vocabulary, _ = speaker
-    before, text = hash_run_files(stream), 'the cat fears'
-    assert cli.main(['attend', f'--workdir={stream}', text]) == 0
+def test_attend_draws_each_layer_and_keeps_the_run_as_it_is(stream_run, language_model, capsys):
+    *_, vocabulary, _ = language_model
+    before, text = hash_run_files(stream_run), 'the cat fears'
+    assert cli.main(['attend', f'--workdir={stream_run}', text]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [path.name for path in written] == ['weights.npz', 'attention-layer1.png']
-    assert len({path.parent for path in written}) == 1 and written[0].parent.parent == stream / 'figures'
-    assert written[1].read_bytes().startswith(b'\x89PNG\r\n') and hash_run_files(stream) == before
+    assert len({path.parent for path in written}) == 1 and written[0].parent.parent == stream_run / 'figures'
+    assert written[1].read_bytes().startswith(b'\x89PNG\r\n') and hash_run_files(stream_run) == before
     with np.load(written[0], allow_pickle=False) as arrays:
         weights = arrays['attention']
         pieces = list(text.replace(' ', vocabulary.pieces(vocabulary.encode(' '))[0]))
@@ -142,24 +142,24 @@ def test_attend_draws_each_layer_and_keeps_the_run_as_it_is(stream, speaker, cap
     (['the cat the dog bit'], 'the text has 19 tokens; expected at most 16, the context of the model'),
     (['the cät'], "prompt, line 1: character 'ä'"),
 ])  # fmt: skip
-def test_attend_refuses_before_anything_is_written(stream, capsys, argv, message):
-    before = sorted(stream.rglob('*'))
-    assert cli.main(['attend', f'--workdir={stream}', *argv]) == 2
+def test_attend_refuses_before_anything_is_written(stream_run, capsys, argv, message):
+    before = sorted(stream_run.rglob('*'))
+    assert cli.main(['attend', f'--workdir={stream_run}', *argv]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f'attnlab: {message}') and error.count('\n') == 1
-    assert sorted(stream.rglob('*')) == before
+    assert sorted(stream_run.rglob('*')) == before
 
 
-def test_a_run_does_what_its_task_does(stream, translating, capsys):
-    assert cli.main(['translate', f'--workdir={stream}', 'the cat sleeps.']) == 2
+def test_a_run_does_what_its_task_does(stream_run, transformer_run, capsys):
+    assert cli.main(['translate', f'--workdir={stream_run}', 'the cat sleeps.']) == 2
     assert capsys.readouterr().err == "attnlab: a run of task 'language' does not translate\n"
-    assert cli.main(['generate', f'--workdir={translating}', '--prompt=the cat']) == 2
+    assert cli.main(['generate', f'--workdir={transformer_run}', '--prompt=the cat']) == 2
     assert capsys.readouterr().err == "attnlab: a run of task 'align' does not generate\n"
 
 
-def test_what_is_larger_than_the_memory_is_refused_before_anything_is_made(speaker, write, monkeypatch):
+def test_what_is_larger_than_the_memory_is_refused_before_anything_is_made(language_model, write, monkeypatch):
     """On a machine of 16 GB; the parameters come as shapes, with which nothing could be computed."""
-    model, params, vocabulary, _ = speaker
+    model, params, vocabulary, _ = language_model
     shapes = jax.eval_shape(lambda: params)
     monkeypatch.setattr(environment, 'host_memory_bytes', lambda: 16 * 10**9)
     for numbers in (dict(tokens=10**9), dict(samples=10**9, tokens=1), dict(samples=10**5, tokens=10**5)):
