@@ -19,7 +19,7 @@ COMMANDS = [
 
 @pytest.fixture
 def run_with_changed_params(request, monkeypatch, capsys):
-    """Function (run fixture, command, arguments, change of each parameter) -> the error line; exit code 1 is asserted."""
+    """Function (run fixture, command, arguments, change of each parameter) -> error line, with exit code 1."""
 
     def run_command(name, command, argv, change):
         workdir, restore_best = request.getfixturevalue(name), checkpoint.restore_best

@@ -89,7 +89,8 @@ def experiment(tmp_path, monkeypatch):
 def test_own_task_is_trained_resumed_evaluated_and_reported(experiment, tmp_path, capsys):
     train = ['train', f'--config={experiment}', '--workdir=run']
     assert cli.main(train) == 0
-    assert [record['step'] for record in metrics.read_metrics(tmp_path / 'run') if record['split'] == 'valid'] == [1, 2, 3]
+    records = metrics.read_metrics(tmp_path / 'run')
+    assert [record['step'] for record in records if record['split'] == 'valid'] == [1, 2, 3]
     (tmp_path / 'run' / 'slope.txt').unlink()
     assert cli.main(train) == 0 and (tmp_path / 'run' / 'slope.txt').read_text() == '2.0'
     assert cli.main([*train, '--config.slope=1.0']) == 2
