@@ -158,4 +158,3 @@ def test_shared_vocabulary_gives_both_languages_the_same_ids(tmp_path):
     source, target = corpus.load_vocabularies(tmp_path)
     assert source.tokens == target.tokens and (source.language, target.language) == ('en', 'fr')
     assert {'cat', 'chat'} <= {token.strip('▁') for token in source.tokens}
-
