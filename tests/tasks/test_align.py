@@ -194,7 +194,7 @@ def test_too_long_sentence_is_refused_before_anything_is_written(recurrent_run, 
 def test_labels_of_a_cut_sentence_fit_its_ids(kind):
     source_vocabulary = vocabulary.build_vocabulary(kind, SENTENCES, 290, 'en')
     (ids,) = corpus.encode_sentences(
-        ['the black 日本 cat sees him. she does not.'], known, 20 if kind == 'subwords' else 6
+        ['the black 日本 cat sees him. she does not.'], source_vocabulary, 20 if kind == 'subwords' else 6
     )
     words = pictures.label_source_words('the black 日本 cat sees him. she does not.', ids, source_vocabulary)
     assert words[:3] == ['the', 'black', '日本 <unk>'] and words[-1] == '</s>'
