@@ -1,1 +1,1 @@
-"""Pictures and pages of a run, made from what lies in its directory alone."""
+"""Pictures and HTML pages of runs and sweeps. The page of a run is made from the files of its directory alone."""

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages from the templates in this package: every text is escaped, pictures are data URIs."""
+"""Self-contained HTML pages from the templates of this package: all text is escaped, pictures are data URIs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ _TEMPLATES = jinja2.Environment(
 
 
 class Picture(NamedTuple):
-    """A PNG. width, height: in CSS pixels of two dots, so that it is sharp on any screen."""
+    """A PNG for a template.
+
+    base64: the encoded file.  width, height: half the picture's pixels, so that it is sharp on high-density screens.
+    alt: alternative text.  caption: text above the picture, may be empty.
+    """
 
     base64: str
     width: int
@@ -34,19 +38,19 @@ class Picture(NamedTuple):
 
 
 def encode_picture(image: bytes | Figure, alt: str, caption: str = '') -> Picture:
-    """A PNG or a matplotlib figure for a template."""
+    """Return a PNG or a matplotlib figure encoded for a template."""
     data = image if isinstance(image, bytes) else heatmap.render_png(image)
     width, height = struct.unpack('>II', data[16:24])  # the first chunk of a PNG is its header
     return Picture(base64.b64encode(data).decode(), width // 2, height // 2, alt, caption)
 
 
 def write_html(path: str | Path, template: str, **values: object) -> None:
-    """Write a page from a template of this package."""
+    """Render a template of this package with `values` and write the page."""
     files.write_file(path, _TEMPLATES.get_template(template).render(values))
 
 
 def config_lines(config: Mapping[str, Any], prefix: str = '') -> list[str]:
-    """One line `section.key = value` per field of a nested config."""
+    """Return one line `section.key = value` for each field of a nested config; `prefix` is that of the keys."""
     return [line for key, value in config.items()
             for line in (config_lines(value, f'{prefix}{key}.') if isinstance(value, Mapping)
                          else [f'{prefix}{key} = {json.dumps(value, ensure_ascii=False)}'])]  # fmt: skip

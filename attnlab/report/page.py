@@ -1,4 +1,4 @@
-"""The page of a run, and of several runs beside each other, from what lies in their directories."""
+"""The HTML page of a run, or of several runs side by side, from the files of their directories."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from attnlab.report import figures, html
 from attnlab.report.values import SCORE_FORMATS
 from attnlab.tasks import heatmap
 
-MAX_PICTURE_BYTES = 1_400_000  # of PNGs in one page: a third more as base64, which keeps a page under 2 MB
+MAX_PICTURE_BYTES = 1_400_000
+"""Bytes of the PNGs of alignments in one page; base64 adds a third, so the page stays under 2 MB."""
 
 TILE_SCORES = ('bleu', 'chrf', 'exact_match', 'aer_emit', 'bits_per_character', 'accuracy', 'top5', 'calibration_error')
+"""Scores in large type at the top of a page."""
 
 SCORE_SIGNATURES = {'bleu_signature': 'BLEU', 'bleu_words_signature': 'BLEU of words', 'chrf_signature': 'chrF'}
+"""Key in scores-SPLIT.json -> name, of the sacreBLEU signatures."""
 
-SUMMARY_FIELDS = (  # fields of a config, where it has them, in the line below a page's title
+SUMMARY_FIELDS = (
     ('data', 'name', '{}'),
     ('model', 'name', '{}'),
     ('model', 'cell', '{}'),
@@ -32,146 +35,176 @@ SUMMARY_FIELDS = (  # fields of a config, where it has them, in the line below a
     ('model', 'layers', '{} layers'),
     ('model', 'width', 'width {}'),
 )
+"""(section, field, format) of the config fields in the line below a page's title; absent fields are left out."""
+
+Sample = dict[str, Any]
+"""A translation in samples/SPLIT.json, with its weights as an array; see `write_run_page`."""
+
+Card = tuple[list[tuple[str, str]], list[html.Picture]]
+"""(name, text) lines of a source sentence and its translations, and the heat map of each translation."""
 
 
 class RunResults(NamedTuple):
-    """What lies in a run's directory. samples: weights as arrays. pictures: PNGs with captions."""
+    """The files of a run's directory that its page shows.
+
+    metrics: records of metrics.jsonl.  pictures: (PNG, caption) of each picture of the evaluation.
+    """
 
     config: dict[str, Any]
     scores: Mapping[str, Any]
     metrics: list[dict[str, Any]]
-    samples: list[dict[str, Any]]
+    samples: list[Sample]
     pictures: list[tuple[bytes, str]]
 
 
 def write_run_page(workdir: str | Path, split: str = 'test', scores: dict[str, Any] | None = None) -> Path:
-    """Write WORKDIR/report.html of a run and return its path; reads nothing but the run's directory.
+    """Write WORKDIR/report.html of a run and return its path; reads only the run's directory.
 
-    scores: those to show; None reads them from scores-SPLIT.json.
+    scores: the scores to show; None reads scores-SPLIT.json.
 
-    config.json         the config; shown, and its model and data fields summed up in a line
-    metrics.jsonl       one record a line: {"step", "split", "loss", "bleu", ...}; may be absent
-    scores-SPLIT.json   numbers (null: unknown; exact_match and inversion_* from 0 to 1), those of `values.SCORE_FORMATS`
-                        first, the texts of `SCORE_SIGNATURES`, and "by_length": [{"from", "to" (null: no end), "sentences",
-                        "bleu"}, ...]
-    samples/SPLIT.json  may be absent; a list of {"source", "reference" (or null), "output": text; "rows": produced
-                        tokens and "columns": source tokens, both with the end of sentence; "weights": nested lists
+    config.json         the config; its fields are listed, and those of `SUMMARY_FIELDS` are in the summary
+    metrics.jsonl       one record per line: {"step", "split", "loss", "bleu", ...}; optional
+    scores-SPLIT.json   numbers (null: unknown; exact_match and inversion_* from 0 to 1), the texts of
+                        `SCORE_SIGNATURES`, and "by_length": [{"from", "to" (null: no end), "sentences", "bleu"}, ...].
+                        The numbers of `values.SCORE_FORMATS` come first
+    samples/SPLIT.json  optional; a list of {"source", "reference" (or null), "output": text; "rows": produced tokens
+                        and "columns": source tokens, both with the end of sentence; "weights": nested lists
                         [rows][columns], or k for array `arr_k` of samples/SPLIT.npz (`np.savez_compressed(path,
                         *matrices)`), or null for a model without attention; "gold": {"sure": [[source index, row],
-                        ...], "possible": [...]} (with or without the sure ones) or null}
-    figures/eval-SPLIT/pictures.json  may be absent; a list of {"file": a PNG beside it, "caption"}
+                        ...], "possible": [...]} (with or without the sure links) or null}
+    figures/eval-SPLIT/pictures.json  optional; a list of {"file": a PNG in the same folder, "caption"}
 
-    Raises UserError where a file is missing or is not JSON, ValueError where labels and weights disagree in size.
+    Raises UserError if a file is missing or is not JSON, ValueError if labels and weights differ in size.
     """
     workdir = Path(workdir)
-    return _write(workdir / 'report.html', f'{workdir.resolve().name}, {split}', {'': _read(workdir, split, scores)})
+    results = _read_results(workdir, split, scores)
+    return _write_page(workdir / 'report.html', f'{workdir.resolve().name}, {split}', {'': results})
 
 
 def write_comparison_page(path: str | Path, runs: Sequence[str | Path], split: str = 'test') -> Path:
-    """Write a page of two or more runs' directories beside each other, each called by its folder's name.
+    """Write a page of two or more runs side by side and return its path; a run is named by its directory.
 
-    Reads what `write_run_page` reads; raises as it does, and UserError where two folders share a name.
+    Reads the same files as `write_run_page` and raises the same errors; also UserError if two directories share a name.
     """
-    read = {Path(run).resolve().name: _read(Path(run), split) for run in runs}
-    if len(read) < len(runs):
-        raise UserError(f'runs to compare need folders of different names, got {", ".join(map(str, runs))}')
-    return _write(Path(path), f'{" and ".join(read)}, {split}', read)
+    results = {Path(run).resolve().name: _read_results(Path(run), split) for run in runs}
+    if len(results) < len(runs):
+        raise UserError(f'runs are {", ".join(map(str, runs))}; expected directories with different names')
+    return _write_page(Path(path), f'{" and ".join(results)}, {split}', results)
 
 
-def _write(path: Path, title: str, runs: Mapping[str, RunResults]) -> Path:
-    """Write the page of one run (named '') or more."""
-    of = lambda name: f'{name}: ' if name else ''
-    cards, more = _cards(runs)
+def _write_page(path: Path, title: str, runs: Mapping[str, RunResults]) -> Path:
+    """Write the page of one run, whose name is '', or of several."""
+    cards, more_samples = _cards(runs)
+    signatures = [
+        f'{name}: {run.scores[key]}'
+        for run in runs.values() for key, name in SCORE_SIGNATURES.items() if run.scores.get(key)
+    ]  # fmt: skip
     html.write_html(
-        path, 'run.html', title=title, cards=cards, more_samples=more, figures=_figures(runs), scores=_scores(runs),
-        summaries=[of(name) + _summary(run.config) for name, run in runs.items()],
-        large=[(SCORE_FORMATS[key][0].split(',')[0], _number(key, run.scores[key])) for run in runs.values()
-               for key in SCORE_FORMATS if key in TILE_SCORES and run.scores.get(key) is not None] if len(runs) == 1 else [],
-        signatures=dict.fromkeys(f'{name}: {run.scores[key]}' for run in runs.values()
-                                 for key, name in SCORE_SIGNATURES.items() if run.scores.get(key)),
-        pictures=[html.encode_picture(data, caption, of(name) + caption)
+        path, 'run.html', title=title, cards=cards, more_samples=more_samples, figures=_figures(runs),
+        scores=_score_table(runs), tiles=_tiles(*runs.values()) if len(runs) == 1 else [],
+        summaries=[_with_name(name, _summary(run.config)) for name, run in runs.items()],
+        signatures=list(dict.fromkeys(signatures)),
+        pictures=[html.encode_picture(data, caption, _with_name(name, caption))
                   for name, run in runs.items() for data, caption in run.pictures],
         configs={name: html.config_lines(run.config) for name, run in runs.items()},
     )  # fmt: skip
     return path
 
 
+def _with_name(name: str, text: str) -> str:
+    """Return the text after the name of its run; the only run of a page has the name ''."""
+    return f'{name}: {text}' if name else text
+
+
+def _tiles(run: RunResults) -> list[tuple[str, str]]:
+    """Return the label and the value of each score in `TILE_SCORES` that the run has."""
+    return [
+        (label.split(',')[0], _format_score(key, run.scores[key]))
+        for key, (label, _) in SCORE_FORMATS.items()
+        if key in TILE_SCORES and run.scores.get(key) is not None
+    ]
+
+
 def _figures(runs: Mapping[str, RunResults]) -> list[tuple[str, html.Picture]]:
-    found = []
-    if bins := {name: run.scores['by_length'] for name, run in runs.items() if run.scores.get('by_length')}:
-        picture = html.encode_picture(figures.plot_bleu_by_length(bins), 'BLEU by source length')
-        found.append(('BLEU by length of the source', picture))
+    """Return the heading and the picture of each figure."""
+    pictures = []
+    if lengths := {name: run.scores['by_length'] for name, run in runs.items() if run.scores.get('by_length')}:
+        picture = html.encode_picture(figures.plot_bleu_by_length(lengths), 'BLEU by source length')
+        pictures.append(('BLEU by source length', picture))
     if metrics := {name: run.metrics for name, run in runs.items() if run.metrics}:
-        found.append(
-            (
-                'Training',
-                html.encode_picture(figures.plot_training_curves(metrics), 'Loss and validation score by step'),
-            )
-        )
-    return found
+        picture = html.encode_picture(figures.plot_training_curves(metrics), 'Loss and validation score by step')
+        pictures.append(('Training', picture))
+    return pictures
 
 
-def _scores(runs: Mapping[str, RunResults]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: the numbers that `SCORES` names, then all others, counts last."""
-    known = [key for run in runs.values() for key, value in run.scores.items() if isinstance(value, int | float)]
-    order = {key: at for at, key in enumerate(SCORE_FORMATS)}
-    is_count = lambda key: any(isinstance(run.scores.get(key), int) for run in runs.values())
-    keys = sorted(dict.fromkeys(known), key=lambda key: order.get(key, len(order) + is_count(key)))
-    label = lambda key: SCORE_FORMATS[key][0] if key in SCORE_FORMATS else key.replace('_', ' ').capitalize()
-    rows = [[label(key), *(_number(key, run.scores.get(key)) for run in runs.values())] for key in keys]
+def _score_table(runs: Mapping[str, RunResults]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows: the scores of `SCORE_FORMATS` in its order, then other numbers, then counts."""
+    order = {key: index for index, key in enumerate(SCORE_FORMATS)}
+
+    def rank(key: str) -> int:
+        is_count = any(isinstance(run.scores.get(key), int) for run in runs.values())
+        return order.get(key, len(order) + is_count)
+
+    def label(key: str) -> str:
+        return SCORE_FORMATS[key][0] if key in SCORE_FORMATS else key.replace('_', ' ').capitalize()
+
+    numbers = [key for run in runs.values() for key, value in run.scores.items() if isinstance(value, int | float)]
+    keys = sorted(dict.fromkeys(numbers), key=rank)
+    rows = [[label(key), *(_format_score(key, run.scores.get(key)) for run in runs.values())] for key in keys]
     return ['', *(name or 'value' for name in runs)], rows
 
 
-def _number(key: str, value: float | None) -> str:
+def _format_score(key: str, value: float | None) -> str:
     if value is None:
         return '–'
-    return (
-        SCORE_FORMATS[key][1].format(value)
-        if key in SCORE_FORMATS
-        else f'{value:,}'
-        if isinstance(value, int)
-        else f'{value:.3f}'
-    )
+    if key in SCORE_FORMATS:
+        return SCORE_FORMATS[key][1].format(value)
+    return f'{value:,}' if isinstance(value, int) else f'{value:.3f}'
 
 
-def _cards(runs: Mapping[str, RunResults]) -> tuple[list[tuple[list[tuple[str, str]], list[html.Picture]]], int]:
-    """(lines, heat maps) of each source sentence, as many as fit in a page, and the number of the others."""
+def _cards(runs: Mapping[str, RunResults]) -> tuple[list[Card], int]:
+    """Return a card for each source sentence, as many as fit in a page, and the number of sentences left out."""
     by_source = {name: {sample['source']: sample for sample in run.samples} for name, run in runs.items()}
     sources = list(dict.fromkeys(source for samples in by_source.values() for source in samples))
-    cards, left = [], MAX_PICTURE_BYTES
+    cards, bytes_left = [], MAX_PICTURE_BYTES
     for source in sources:
-        found = {name: samples[source] for name, samples in by_source.items() if source in samples}
-        maps = {name: heatmap.render_png(heatmap.plot_heatmap(s['weights'], s['rows'], s['columns'], gold=_links(s['gold'])))
-                for name, s in found.items() if s['weights'] is not None}  # fmt: skip
-        left -= sum(map(len, maps.values()))
-        if left < 0:
+        translations = {name: samples[source] for name, samples in by_source.items() if source in samples}
+        maps = {name: _heatmap_png(sample) for name, sample in translations.items() if sample['weights'] is not None}
+        bytes_left -= sum(map(len, maps.values()))
+        if bytes_left < 0:
             break
-        reference = next(iter(found.values()))['reference']
-        lines = [('source', source), *((name or 'output', sample['output']) for name, sample in found.items())]
+        reference = next(iter(translations.values()))['reference']
+        lines = [('source', source), *((name or 'output', sample['output']) for name, sample in translations.items())]
         lines += [('reference', reference)] if reference is not None else []
-        cards.append(
-            (lines, [html.encode_picture(data, f'Alignment of: {source}', name) for name, data in maps.items()])
-        )
+        pictures = [html.encode_picture(png, f'Alignment of: {source}', name) for name, png in maps.items()]
+        cards.append((lines, pictures))
     return cards, len(sources) - len(cards)
 
 
-def _read(workdir: Path, split: str, scores: Mapping[str, Any] | None = None) -> RunResults:
-    config = _json(workdir / 'config.json', 'train')
+def _heatmap_png(sample: Sample) -> bytes:
+    gold = _parse_gold(sample['gold'])
+    return heatmap.render_png(heatmap.plot_heatmap(sample['weights'], sample['rows'], sample['columns'], gold=gold))
+
+
+def _read_results(workdir: Path, split: str, scores: Mapping[str, Any] | None = None) -> RunResults:
+    config = _read_json(workdir / 'config.json', 'train')
     samples = workdir / 'samples' / f'{split}.json'
     return RunResults(
-        config, scores or _json(workdir / f'scores-{split}.json', 'eval'),
-        files.read_records(workdir / 'metrics.jsonl'), _samples(samples) if samples.exists() else [],
-        _pictures(workdir / 'figures' / f'eval-{split}'),
+        config, scores or _read_json(workdir / f'scores-{split}.json', 'eval'),
+        files.read_records(workdir / 'metrics.jsonl'), _read_samples(samples) if samples.exists() else [],
+        _read_pictures(workdir / 'figures' / f'eval-{split}'),
     )  # fmt: skip
 
 
-def _pictures(folder: Path) -> list[tuple[bytes, str]]:
-    index = folder / 'pictures.json'
-    each = _json(index, 'eval') if index.exists() else []
-    return [((folder / picture['file']).read_bytes(), picture['caption']) for picture in each]
+def _read_pictures(folder: Path) -> list[tuple[bytes, str]]:
+    """Return the PNG and the caption of each picture that pictures.json lists."""
+    path = folder / 'pictures.json'
+    index = _read_json(path, 'eval') if path.exists() else []
+    return [((folder / picture['file']).read_bytes(), picture['caption']) for picture in index]
 
 
-def _json(path: Path, command: str) -> Any:
+def _read_json(path: Path, command: str) -> Any:
+    """Return the contents of a JSON file; `command` is the command that writes it, for the error message."""
     try:
         return json.loads(path.read_text('utf-8'))
     except FileNotFoundError:
@@ -180,8 +213,9 @@ def _json(path: Path, command: str) -> Any:
         raise UserError(f'{path} is not JSON: {error}') from None
 
 
-def _samples(path: Path) -> list[dict[str, Any]]:
-    samples = _json(path, 'eval')
+def _read_samples(path: Path) -> list[Sample]:
+    """Return the samples of a JSON file; weights given by a number are read from the .npz file of the same name."""
+    samples = _read_json(path, 'eval')
     if not any(isinstance(sample['weights'], int) for sample in samples):
         return samples
     with np.load(path.with_suffix('.npz'), allow_pickle=False) as arrays:
@@ -189,7 +223,7 @@ def _samples(path: Path) -> list[dict[str, Any]]:
                 else sample for sample in samples]  # fmt: skip
 
 
-def _links(gold: Mapping[str, Any] | None) -> GoldLinks | None:
+def _parse_gold(gold: Mapping[str, Any] | None) -> GoldLinks | None:
     if gold is None:
         return None
     sure, possible = (frozenset((source, target) for source, target in gold[kind]) for kind in ('sure', 'possible'))
@@ -197,5 +231,6 @@ def _links(gold: Mapping[str, Any] | None) -> GoldLinks | None:
 
 
 def _summary(config: Mapping[str, Any]) -> str:
-    found = [(form, config.get(section, {}).get(key)) for section, key, form in SUMMARY_FIELDS]
-    return ' · '.join([*(form.format(value) for form, value in found if value), f'seed {config.get("seed")}'])
+    """Return the values of `SUMMARY_FIELDS` and the seed in one line."""
+    values = [(form, config.get(section, {}).get(key)) for section, key, form in SUMMARY_FIELDS]
+    return ' · '.join([*(form.format(value) for form, value in values if value), f'seed {config.get("seed")}'])

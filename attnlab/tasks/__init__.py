@@ -1,4 +1,4 @@
-"""Tasks: data, model, loss, scores and pictures of each kind of experiment. `task.Task` is their interface."""
+"""Tasks: data, model, loss, scores and pictures of each kind of experiment; the interface is `task.Task`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 
 def create_task(config: RunConfig | ConfigDict, workdir: Path | None = None) -> Task:
-    """Return the task of a config; reads no data.
+    """Return the task of a config; no data is read.
 
-    workdir: directory of a run whose vocabularies are loaded; None: they are built from the training data.
+    workdir: directory of a run, from which the task loads its vocabularies. If None, the task builds them from the
+      training data.
 
-    Raises UserError for an unknown task, and naming the key for a config with a wrong field or value.
+    Raises UserError for an unknown task, and for a config with an unknown field or an invalid value; the message names
+    the key.
     """
     if not isinstance(config, RunConfig):
         config = fields.to_dataclass(config_class(config.get('task')), config)

@@ -1,4 +1,8 @@
-"""The interface of a task, which is all that training, evaluation and the commands use of it."""
+"""The interface of a task; training, evaluation and the commands use nothing else of it.
+
+`Task` is what every task has. The protocols `Supports...` are optional: a command raises UserError for a task without
+the method that it needs.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +17,7 @@ from attnlab.errors import UserError
 from attnlab.kernels.losses import LossSums
 
 Params = Any
-"""A tree of arrays."""
+"""Model parameters: a tree of arrays."""
 
 Batch = Any
 """A tree of NumPy arrays whose first axis is the batch."""
@@ -22,11 +26,13 @@ Batch = Any
 class Task(Protocol):
     """Data, model, loss and scores of an experiment.
 
-    Config: dataclass of the task's configs.  best: the score that selects the parameters to keep, and whether the
-      highest or the lowest is best.  default_split: the split that `attnlab eval` scores.
+    Config: dataclass of the task's config.
+    best: name of the score by which the best checkpoint is selected, and whether its maximum or its minimum is best.
+    default_split: the split that `attnlab eval` scores.
 
-    A constructor takes `(config, workdir)` and reads no data. `workdir` is the directory of a run, whose vocabularies
-    (or other statistics of the data) are loaded; with None they are built from the training data.
+    The constructor takes `(config, workdir)` and reads no data. `workdir` is the directory of a run, from which the
+    task loads its vocabularies or other statistics of the data. If it is None, they are computed from the training
+    data.
     """
 
     Config: ClassVar[type[RunConfig]]
@@ -37,11 +43,11 @@ class Task(Protocol):
 
     @property
     def config(self) -> RunConfig:
-        """An instance of `Config`."""
+        """The config of this task, an instance of `Config`."""
         ...
 
     def check(self) -> None:
-        """Raise UserError for a config that no data or no model can be made of; reads no data."""
+        """Raise UserError for a config whose data or model cannot be built; no data is read."""
         ...
 
     @property
@@ -50,19 +56,19 @@ class Task(Protocol):
         ...
 
     def init(self, rng: jax.Array) -> Params:
-        """Return new parameters."""
+        """Return newly initialised parameters."""
         ...
 
     def batch(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Return the training batch of a step, from 0, or some of its rows.
+        """Return the training batch of a step, counted from 0, or some of its rows.
 
-        The result depends on the arguments alone: a resumed run sees the same batches, and each of several processes
-        makes its own rows.
+        The result depends on the arguments alone: a resumed run gets the same batches, and each of several processes
+        computes only its own rows.
         """
         ...
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array) -> LossSums:
-        """Return the training loss; a pure function, which the trainer compiles."""
+        """Return the training loss. A pure function: the trainer compiles it and takes its gradient."""
         ...
 
     def validate(self, params: Params) -> dict[str, float]:
@@ -73,11 +79,11 @@ class Task(Protocol):
         ...
 
     def evaluate(self, params: Params, split: str) -> dict[str, Any]:
-        """Return all scores of a split; writes samples into `workdir`."""
+        """Return all scores of a split; write samples into `workdir` if the task has one."""
         ...
 
     def save(self, workdir: Path) -> None:
-        """Write what a task of this run's directory loads, such as vocabularies."""
+        """Write the vocabularies or other statistics that a task created with this `workdir` loads."""
         ...
 
 
@@ -85,8 +91,9 @@ class TranslatedSentence(NamedTuple):
     """A translation with its alignment.
 
     source: the sentence.  text: its translation.
-    weights: attention [T, S] float32 that each of T target tokens pays to each of S source tokens; [0, 0] for a model
-      without attention.  rows, columns: the T target and S source tokens as text, the end of sentence included.
+    weights: attention [T, S] float32 from each of T target tokens to each of S source tokens; [0, 0] for a model
+      without attention.
+    rows, columns: the T target tokens and the S source tokens as text, the end of sentence included.
     """
 
     source: str
@@ -108,15 +115,15 @@ class AttentionMaps(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """A model and one row of its batch as shapes, to count parameters and operations.
+    """Shapes of a model and of one row of its batch, from which parameters and operations are counted.
 
-    what: describes the row.  tokens: number of tokens that go through a layer.
+    description: text that describes the row.  tokens: number of tokens that pass through a layer.
     params: shapes of the parameters.  batch: shapes of the arguments of `forward` after `params`.
     forward: (params, *batch) -> output of the model.
-    cache: shapes of the key-value cache of a full row; None if decoding needs none that grows with the row.
+    cache: shapes of the key-value cache of a full row; None if decoding has no cache that grows with the row.
     """
 
-    what: str
+    description: str
     tokens: int
     params: Any
     batch: tuple[jax.ShapeDtypeStruct, ...]
@@ -126,13 +133,14 @@ class Outline(NamedTuple):
 
 @runtime_checkable
 class SupportsOutline(Protocol):
-    """A task whose model `attnlab count` can count."""
+    """A task whose parameters and operations `attnlab count` can count."""
 
-    def outline(self, layers: int | None, active: bool) -> Outline:
-        """Return the shapes of the model.
+    def outline(self, layers: int | None, countable: bool) -> Outline:
+        """Return the shapes of the model and of one row.
 
-        layers: number of layers, not scanned; None: as in the config.
-        active: with dense attention, and in place of experts a dense MLP with the operations of one token's experts.
+        layers: number of layers, without a scan over them; None: as in the config.
+        countable: use dense attention, and replace a mixture of experts by a dense MLP with as many operations as the
+          experts of one token.
         """
         ...
 
@@ -142,11 +150,11 @@ class SupportsAttend(Protocol):
     """A task whose model has attention maps."""
 
     def attention_maps(self, params: Params, text: str) -> AttentionMaps:
-        """Return the attention of all layers and heads over a text, or over an image: a file, or its number."""
+        """Return the attention of all layers and heads over a text, or over an image given as a path or a number."""
         ...
 
     def attend(self, params: Params, texts: Sequence[str], layer: int | None, head: int | None) -> None:
-        """Draw the attention of all layers and heads, or of one, over each input; print the paths of the files."""
+        """Draw the attention over each input, of one layer or head (from 1) or of all (None); print the paths."""
         ...
 
 
@@ -164,7 +172,9 @@ class SupportsTranslate(Protocol):
     ) -> Iterable[TranslatedSentence]:
         """Translate sentences.
 
-        joined: align words, not sub-words.  layer, shifted: which attention is the alignment, if not the config's.
+        joined: align words instead of sub-words.
+        layer: decoder layer, from 1, whose attention is the alignment; None: as in the config.
+        shifted: read the alignment of a token one step later than the step that emits it; False: as in the config.
         """
         ...
 
@@ -174,7 +184,10 @@ class SupportsGenerate(Protocol):
     """A task that continues a text."""
 
     def generate(self, params: Params, prompt: str, **options: Any) -> list[str]:
-        """Return the prompt with each sample's continuation; options: as in `attnlab.tasks.language.generation.generate_texts`."""
+        """Return the prompt with a continuation, for each sample.
+
+        options: keyword arguments of `attnlab.tasks.language.generation.generate_texts`.
+        """
         ...
 
 
@@ -191,23 +204,26 @@ class SupportsClassify(Protocol):
 class SupportsAdapt(Protocol):
     """A task whose runs can start from the parameters of another run."""
 
-    def adapted(self, source: Any, params: Params) -> Params:
-        """Return the parameters of `source`, a task of the same class, with the shapes of this one's."""
+    def adapt_params(self, source: Any, params: Params) -> Params:
+        """Return parameters of `source`, a task of the same class, in the shapes of this task's parameters."""
         ...
 
 
-Ability = TypeVar('Ability')
+SupportProtocol = TypeVar('SupportProtocol')
 
 
-def require_support(task: Task, protocol: type[Ability], verb: str) -> Ability:
-    """Return the task as an instance of a protocol above; raise UserError naming `verb` if it is none."""
+def require_support(task: Task, protocol: type[SupportProtocol], verb: str) -> SupportProtocol:
+    """Return the task, typed as one of the protocols above.
+
+    verb: completes 'a run of task ... does not', the message of the UserError for a task without that protocol.
+    """
     if not isinstance(task, protocol):
         raise UserError(f'a run of task {task.config.task!r} does not {verb}')
     return task
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss); infinity for the loss of a diverged run, where `math.exp` raises OverflowError."""
+    """Return exp(loss), or infinity for the loss of a diverged run, where `math.exp` raises OverflowError."""
     try:
         return math.exp(loss)
     except OverflowError:

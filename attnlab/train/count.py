@@ -82,7 +82,7 @@ def count_costs(config: RunConfig | ConfigDict) -> tuple[str, list[CostRow]]:
     rows.append(row('activations', 'B', lambda each, _: saved_bytes(each.forward, each.params, *each.batch)))
     if whole.cache is not None:
         rows.append(row('key-value cache', 'B', lambda each, _: tree_bytes(each.cache)))
-    return whole.what, rows
+    return whole.description, rows
 
 
 def _compilers(name: str, f: Callable[[Outline], Any], each: list[Outline], layers: int) -> CostRow:

@@ -188,7 +188,7 @@ def _params_of_start(task: Task) -> Params:
     loaded = load_run(source)
     if loaded.task.config.task != name:
         raise UserError(f'start is {start!r}, a run of task {loaded.task.config.task!r}; expected {name!r}')
-    params = require_support(task, SupportsAdapt, 'start from another run').adapted(loaded.task, loaded.params)
+    params = require_support(task, SupportsAdapt, 'start from another run').adapt_params(loaded.task, loaded.params)
     shapes = jax.eval_shape(tasks.create_task(task.config, source).init, jax.random.key(0))
     checkpoint.check_shapes(f'start {start}', params, shapes)
     return jax.device_get(params)  # from where they can be put on any devices

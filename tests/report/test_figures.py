@@ -1,4 +1,4 @@
-"""Curves and bars of a run."""
+"""Figures of a run: training curves, and BLEU by length."""
 
 import io
 
@@ -20,7 +20,7 @@ def lines(axes):
     return {line.get_label(): np.stack(line.get_data(), 1).tolist() for line in axes.get_lines()}
 
 
-def test_curves_hold_the_records():
+def test_curves_have_the_points_of_the_records():
     loss, bleu = figures.plot_training_curves(
         {'run': TRAIN + VALID + [{'step': 3, 'split': 'speed', 'loss': 9.0}]}
     ).axes
@@ -28,21 +28,21 @@ def test_curves_hold_the_records():
     assert lines(bleu) == {'validation': [[2, 10], [4, 20]]}
 
 
-def test_a_score_of_an_unknown_name_has_a_panel():
+def test_score_with_an_unknown_name_has_a_panel():
     own = [{**record, 'own': 0.5, 'perplexity': 9.0} for record in VALID]
     panels = figures.plot_training_curves({'run': TRAIN + own}).axes
     assert [axes.get_title(loc='left') for axes in panels] == ['loss', 'validation BLEU', 'validation own']
     assert lines(panels[2]) == {'validation': [[2, 0.5], [4, 0.5]]}
 
 
-def test_the_last_record_of_a_step_counts_and_steps_are_sorted():
+def test_last_record_of_a_step_counts_and_steps_are_sorted():
     again = [{'step': 4, 'split': 'train', 'loss': 7.0}, {'step': 0, 'split': 'train', 'loss': 8.0},
              {'step': 5, 'split': 'train', 'loss': None}]
-    (loss,) = figures.plot_training_curves({'run': TRAIN + again}).axes  # no BLEU, no panel for it
+    (loss,) = figures.plot_training_curves({'run': TRAIN + again}).axes  # without BLEU there is no panel for it
     assert lines(loss)['training'] == [[0, 8], [1, 5], [2, 2.5], [3, 5 / 3], [4, 7]]
 
 
-def test_runs_beside_each_other_are_named():
+def test_curves_of_several_runs_are_named():
     loss, _ = figures.plot_training_curves({'a': TRAIN + VALID, 'b': VALID}).axes
     assert list(lines(loss)) == ['a, training', 'a, validation', 'b, validation']
     colours = {line.get_label(): line.get_color() for line in loss.get_lines()}
@@ -50,7 +50,7 @@ def test_runs_beside_each_other_are_named():
 
 
 @pytest.mark.parametrize('names', [['_a', '$a$'], [r'$\frac$', '$'], ['__', r'\$x$']])
-def test_any_name_of_a_run_is_shown_as_it_is(names):
+def test_run_names_are_drawn_unchanged(names):
     for picture, expected in (
         (figures.plot_training_curves({name: TRAIN for name in names}), [f'{name}, training' for name in names]),
         (figures.plot_bleu_by_length({name: BINS for name in names}), names),
@@ -61,11 +61,11 @@ def test_any_name_of_a_run_is_shown_as_it_is(names):
         assert not any(text.get_parse_math() for text in picture.findobj(Text))
 
 
-def test_no_records_give_an_empty_panel():
+def test_run_without_records_has_an_empty_panel():
     assert len(figures.plot_training_curves({'run': []}).axes) == 1
 
 
-def test_bars_stand_at_their_bin():
+def test_bars_are_at_their_length_range():
     other = [{**BINS[0], 'bleu': 30.0}, {**BINS[1], 'bleu': None}]
     axes = figures.plot_bleu_by_length({'attention': BINS, 'fixed': other}).axes[0]
     heights = {bars.get_label(): {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in bars}
@@ -75,7 +75,7 @@ def test_bars_stand_at_their_bin():
     assert {'n = 1,200', 'n = 7'} <= {text.get_text() for text in axes.texts}
 
 
-def test_a_png_is_small_and_keeps_its_colours():
+def test_png_is_small_and_keeps_its_colours():
     data = heatmap.render_png(figures.plot_bleu_by_length({'attention': BINS}))
     with Image.open(io.BytesIO(data)) as picture:
         assert picture.format == 'PNG'

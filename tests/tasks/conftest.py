@@ -1,4 +1,4 @@
-"""Tiny runs of experiments, each trained once a session."""
+"""Small trained runs, each trained once in a test session."""
 
 import jax
 import jax.numpy as jnp
@@ -10,24 +10,24 @@ from tests.tiny import T, random_parameter, tiny_grammar_config, tiny_language_c
 
 
 @pytest.fixture(scope='session')
-def tiny(tmp_path_factory):
-    """The work directory of a trained tiny run."""
+def recurrent_run(tmp_path_factory):
+    """Work directory of a trained recurrent translation model."""
     workdir = tmp_path_factory.mktemp('runs') / 'tiny'
     run.train_run(tiny_grammar_config(), workdir)
     return workdir
 
 
 @pytest.fixture(scope='session')
-def stream(tmp_path_factory):
-    """The work directory of a trained language model of a stream of text."""
+def stream_run(tmp_path_factory):
+    """Work directory of a language model trained on one stream of text."""
     folder = tmp_path_factory.mktemp('stream')
     run.train_run(tiny_language_config(folder, model__dropout='0.1', train__accumulate='2'), folder / 'run')
     return folder / 'run'
 
 
 @pytest.fixture(scope='session')
-def documents(tmp_path_factory):
-    """The work directory of a trained language model of one line a document, short of learning when they end."""
+def documents_run(tmp_path_factory):
+    """Work directory of a language model trained on documents of one line, too briefly to learn where they end."""
     folder = tmp_path_factory.mktemp('documents')
     changes = dict(data__documents='lines', train__duration='3 steps', model__experts='2', model__active='1')
     run.train_run(tiny_language_config(folder, **changes), folder / 'run')
@@ -35,17 +35,20 @@ def documents(tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
-def translating(tmp_path_factory):
-    """The work directory of a trained tiny Transformer."""
+def transformer_run(tmp_path_factory):
+    """Work directory of a trained Transformer that translates."""
     workdir = tmp_path_factory.mktemp('runs') / 'transformer'
     run.train_run(tiny_transformer_config(), workdir)
     return workdir
 
 
 @pytest.fixture(scope='session')
-def speaker(stream):
-    """Model, parameters, vocabulary, and logits [T, V] of ids; drawn, as after few steps all texts go on alike."""
-    loaded = run.load_run(stream)
+def language_model(stream_run):
+    """Model, random parameters, tokenizer, and a function from ids [t] to logits [t, V].
+
+    The parameters are random because after a few training steps all texts continue alike.
+    """
+    loaded = run.load_run(stream_run)
     model, vocabulary = loaded.task.model, loaded.task.vocabulary
     params = jax.tree.map(jnp.asarray, jax.tree_util.tree_map_with_path(random_parameter, loaded.params))
     apply = jax.jit(lambda ids: model.apply({'params': params}, ids)[0][0])

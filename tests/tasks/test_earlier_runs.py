@@ -1,4 +1,4 @@
-"""A run of an earlier version: its config.json lacks fields that came later, and it is used as before."""
+"""Runs of earlier versions, whose config.json lacks fields that were added later."""
 
 import json
 import logging
@@ -11,11 +11,11 @@ from attnlab.errors import UserError
 from attnlab.train import run
 from tests.experiments import leaves
 
-IDENTITY = ('task', 'data.name', 'model.name')  # which fields there are depends on them, so they have no default
+IDENTITY = ('task', 'data.name', 'model.name')  # without a default, because they select which other fields there are
 
 
-def without(key, text):
-    """The text of a config.json with a field taken away."""
+def remove_field(key, text):
+    """Return the text of a config.json without a field."""
     config = json.loads(text)
     *path, name = key.split('.')
     section = config
@@ -25,38 +25,38 @@ def without(key, text):
     return json.dumps(config)
 
 
-@pytest.mark.parametrize('fixture', ['tiny', 'translating', 'stream'])
-def test_each_field_in_turn_may_be_missing(fixture, tmp_path, request, caplog):
-    """The field has its default. Where that is what the run had, it is the same run; else the change is named."""
+@pytest.mark.parametrize('fixture', ['recurrent_run', 'transformer_run', 'stream_run'])
+def test_a_missing_field_gets_its_default_and_the_log_names_it(fixture, tmp_path, request, caplog):
+    """Fields whose default is the value of the run give the same config."""
     workdir = request.getfixturevalue(fixture)
     text = (workdir / 'config.json').read_text('utf-8')
-    whole, same = run.load_task(workdir).config, 0
+    complete_config, same = run.load_task(workdir).config, 0
     shutil.copytree(workdir, tmp_path / 'run')
     for key in leaves(configs.load_config(workdir / 'config.json')):
-        (tmp_path / 'run' / 'config.json').write_text(without(key, text))
+        (tmp_path / 'run' / 'config.json').write_text(remove_field(key, text))
         caplog.clear()
-        if key in IDENTITY and not (fixture == 'stream' and key == 'model.name'):
+        if key in IDENTITY and not (fixture == 'stream_run' and key == 'model.name'):
             with pytest.raises(UserError, match=key):
                 run.load_task(tmp_path / 'run')
             continue
         with caplog.at_level(logging.WARNING):
             try:
-                found = run.load_task(tmp_path / 'run').config
-            except UserError:  # no default goes with the other fields: learned positions want a longer context
-                assert (fixture, key) == ('translating', 'model.positions')
-                found = None
+                config = run.load_task(tmp_path / 'run').config
+            except UserError:  # learned positions, the default, need a longer context
+                assert (fixture, key) == ('transformer_run', 'model.positions')
+                config = None
         assert f'{key} = ' in caplog.text
-        same += found == whole
+        same += config == complete_config
     assert same > 10
 
 
-def test_it_evaluates_and_continues(translating, tmp_path):
-    shutil.copytree(translating, tmp_path / 'run')
-    before = run.evaluate_run(tmp_path / 'run', 'test')
-    text = (translating / 'config.json').read_text('utf-8')
+def test_a_run_without_later_fields_evaluates_and_continues(transformer_run, tmp_path):
+    shutil.copytree(transformer_run, tmp_path / 'run')
+    scores = run.evaluate_run(tmp_path / 'run', 'test')
+    text = (transformer_run / 'config.json').read_text('utf-8')
     for key in ('model.sinks', 'train.ema', 'optimizer.layer_decay', 'start', 'decode.beams'):
-        text = without(key, text)
+        text = remove_field(key, text)
     (tmp_path / 'run' / 'config.json').write_text(text)
-    assert run.evaluate_run(tmp_path / 'run', 'test') == before
-    config = configs.load_config(translating / 'config.json')
+    assert run.evaluate_run(tmp_path / 'run', 'test') == scores
+    config = configs.load_config(transformer_run / 'config.json')
     run.train_run(config, tmp_path / 'run')  # accepted as the same run

@@ -1,4 +1,4 @@
-"""Pictures of every layer and head, from known attention."""
+"""Figures of every layer and head, from known attention weights."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from attnlab.errors import UserError
 from attnlab.tasks import head_grid, heatmap
 
 ROWS, COLUMNS = ['le', 'café', '</s>'], ['The', 'café', 'closed', '</s>']
-# Six heads, of which number n looks at one place: row n % 3, column n % 4; no picture is its own transpose.
+# Six heads; head n has its only weight in row n % 3, column n % 4, so that no head equals its transpose.
 HEADS = np.zeros((6, 3, 4), np.float32)
 for head in range(6):
     HEADS[head, head % 3, head % 4] = 1
@@ -21,20 +21,20 @@ def labels(axis):
     return [label.get_text() for label in axis.get_ticklabels()]
 
 
-def test_each_head_has_a_panel_of_its_own_weights():
-    picture = head_grid.plot_head_grid(HEADS, ROWS, COLUMNS, 'decoder, layer 2')
-    panels = [axes for axes in picture.axes if axes.get_visible()]
+def test_each_head_has_a_panel_with_its_weights():
+    figure = head_grid.plot_head_grid(HEADS, ROWS, COLUMNS, 'decoder, layer 2')
+    panels = [axes for axes in figure.axes if axes.get_visible()]
     assert [axes.get_title(loc='left') for axes in panels] == [f'head {number}' for number in range(1, 7)]
     for axes, weights in zip(panels, HEADS, strict=True):
         (image,) = axes.images
         np.testing.assert_array_equal(np.asarray(image.get_array()), weights)
         assert image.get_clim() == (0, 1) and image.origin == 'upper'
-    assert picture.get_suptitle() == 'decoder, layer 2'
+    assert figure.get_suptitle() == 'decoder, layer 2'
 
 
-def test_labels_stand_at_the_outer_panels():
-    picture = head_grid.plot_head_grid(HEADS, ROWS, COLUMNS, '')
-    panels = picture.axes[:6]  # four, and two below
+def test_labels_are_at_the_outer_panels_only():
+    figure = head_grid.plot_head_grid(HEADS, ROWS, COLUMNS, '')
+    panels = figure.axes[:6]  # four in the first row, two in the second
     assert [labels(axes.yaxis) for axes in panels] == [ROWS, [], [], [], ROWS, []]
     assert [labels(axes.xaxis) for axes in panels] == [[], [], COLUMNS, COLUMNS, COLUMNS, COLUMNS]
     first, second = panels[0].get_position(), panels[4].get_position()
@@ -42,20 +42,20 @@ def test_labels_stand_at_the_outer_panels():
 
 
 @pytest.mark.parametrize(('N', 'T', 'S'), [(8, 1024, 1024), (49, 64, 64), (1, 2, 3000), (4, 60, 60)])
-def test_the_pixels_of_a_picture_are_bounded_and_small_labels_left_out(N, T, S):
-    picture = head_grid.plot_head_grid(np.zeros((N, T, S), np.float32), ['mot'] * T, ['word'] * S, 'layer 1')
-    assert max(picture.get_size_inches()) <= heatmap.MAX_INCHES + 1e-6
-    left_out = (N, T) != (4, 60)
-    assert (labels(picture.axes[0].yaxis) == []) == left_out
+def test_figure_size_is_bounded_and_unreadable_labels_are_left_out(N, T, S):
+    figure = head_grid.plot_head_grid(np.zeros((N, T, S), np.float32), ['mot'] * T, ['word'] * S, 'layer 1')
+    assert max(figure.get_size_inches()) <= heatmap.MAX_INCHES + 1e-6
+    are_left_out = (N, T) != (4, 60)
+    assert (labels(figure.axes[0].yaxis) == []) == are_left_out
     note = f' ({S:,} tokens across, {T:,} down: no room for labels)'
-    assert picture.get_suptitle() == 'layer 1' + note * left_out
+    assert figure.get_suptitle() == 'layer 1' + note * are_left_out
 
 
-def test_a_dark_pixel_is_where_the_weight_is():
-    picture = head_grid.plot_head_grid(HEADS[1:2], ROWS, COLUMNS, '', first=2)
-    canvas = FigureCanvasAgg(picture)
+def test_only_the_cell_with_the_weight_is_dark():
+    figure = head_grid.plot_head_grid(HEADS[1:2], ROWS, COLUMNS, '', first=2)
+    canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    pixels, axes = np.asarray(canvas.buffer_rgba())[..., 0], picture.axes[0]
+    pixels, axes = np.asarray(canvas.buffer_rgba())[..., 0], figure.axes[0]
     assert axes.get_title(loc='left') == 'head 2'
     for row in range(3):
         for column in range(4):
@@ -64,11 +64,11 @@ def test_a_dark_pixel_is_where_the_weight_is():
             assert dark == ((row, column) == (1, 1))
 
 
-def test_two_texts_never_share_a_file():
+def test_figure_paths_of_different_texts_differ():
     texts = ['The cat.', 'the cat', 'The cat!', 'THE CAT', 'été', 'ete', '', '...', 'x' * 60, 'x' * 61]
-    name_of = lambda text: head_grid.figure_path(Path(), 'attend', text).name.removeprefix('attend-')
-    names = [name_of(text) for text in texts]
-    assert len(set(names)) == len(texts) and names == [name_of(text) for text in texts]
+    path_name = lambda text: head_grid.figure_path(Path(), 'attend', text).name.removeprefix('attend-')
+    names = [path_name(text) for text in texts]
+    assert len(set(names)) == len(texts) and names == [path_name(text) for text in texts]
     assert names[0].startswith('the-cat-')
     assert all(len(name) <= 47 and set(name) <= set('abcdefghijklmnopqrstuvwxyz0123456789-') for name in names)
 
@@ -77,7 +77,7 @@ MAPS = {'encoder/attention': np.stack([HEADS[:2, :, :3]] * 3), 'decoder/cross_at
 LABELS = {'encoder/attention': (ROWS, ROWS), 'decoder/cross_attention': (ROWS, COLUMNS)}
 
 
-def test_a_picture_a_layer_and_one_array_file(tmp_path, capsys):
+def test_draw_writes_one_picture_for_each_layer_and_one_array_file(tmp_path, capsys):
     head_grid.draw_head_grids(tmp_path / 'a' / 'b', MAPS, LABELS)
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     kinds = ('encoder-attention', 'decoder-cross_attention')
@@ -93,14 +93,14 @@ def test_a_picture_a_layer_and_one_array_file(tmp_path, capsys):
             assert (arrays[f'rows {name}'].tolist(), arrays[f'columns {name}'].tolist()) == LABELS[kind]
 
 
-def test_one_layer_or_head_is_drawn_alone_and_all_are_kept(tmp_path, capsys, monkeypatch):
-    drawn, real = [], head_grid.plot_head_grid
-    monkeypatch.setattr(head_grid, 'plot_head_grid', lambda *args: drawn.append(args) or real(*args))
+def test_chosen_layer_and_head_are_drawn_and_all_weights_are_saved(tmp_path, capsys, monkeypatch):
+    calls, plot_head_grid = [], head_grid.plot_head_grid
+    monkeypatch.setattr(head_grid, 'plot_head_grid', lambda *args: calls.append(args) or plot_head_grid(*args))
     head_grid.draw_head_grids(tmp_path, MAPS, LABELS, layer=3, head=2)
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     names = ['weights.npz', 'encoder-attention-layer3-head2.png', 'decoder-cross_attention-layer3-head2.png']
     assert [path.name for path in written] == names
-    for (heads, *_, title, first), weights in zip(drawn, MAPS.values(), strict=True):
+    for (heads, *_, title, first), weights in zip(calls, MAPS.values(), strict=True):
         np.testing.assert_array_equal(heads, weights[2, 1:2])
         assert title.endswith('attention, layer 3') and first == 2
     with np.load(written[0], allow_pickle=False) as arrays:
@@ -108,13 +108,13 @@ def test_one_layer_or_head_is_drawn_alone_and_all_are_kept(tmp_path, capsys, mon
 
 
 @pytest.mark.parametrize(('chosen', 'message'), [
-    ({'layer': 0}, '--layer is 0; expected 1 to 3, those of encoder/attention'),
-    ({'layer': 4}, '--layer is 4; expected 1 to 3, those of encoder/attention'),
-    ({'head': 3}, '--head is 3; expected 1 to 2, those of encoder/attention'),
+    ({'layer': 0}, '--layer is 0; expected 1 to 3, the layers of encoder/attention'),
+    ({'layer': 4}, '--layer is 4; expected 1 to 3, the layers of encoder/attention'),
+    ({'head': 3}, '--head is 3; expected 1 to 2, the heads of encoder/attention'),
 ])  # fmt: skip
-def test_what_a_model_does_not_have_is_refused_before_anything_is_written(tmp_path, chosen, message):
+def test_unknown_layer_or_head_is_refused_before_anything_is_written(tmp_path, chosen, message):
     with pytest.raises(UserError, match=message):
         head_grid.draw_head_grids(tmp_path / 'new', MAPS, LABELS, **chosen)
-    with pytest.raises(UserError, match='this model has no attention to look at'):
+    with pytest.raises(UserError, match='this model has no attention to draw'):
         head_grid.draw_head_grids(tmp_path / 'new', {}, {})
     assert not (tmp_path / 'new').exists()

@@ -1,4 +1,4 @@
-"""The language task on a tiny text, and what one does with its runs."""
+"""The language task on a small text: data, loss, training, evaluation, invalid configs."""
 
 import json
 import math
@@ -28,28 +28,28 @@ TEXT = '\n'.join(LINES) + '\n'
 # Training
 
 
-def test_labels_are_the_tokens_one_later(tmp_path):
+def test_labels_are_the_next_tokens(tmp_path):
     task = create_task(tiny_language_config(tmp_path))
     task.save(tmp_path)
     vocabulary = corpus.load_vocabulary(tmp_path)
     batch = task.batch(0)
-    assert {name: each.shape for name, each in batch.items()} == {'tokens': (4, T), 'labels': (4, T)}
+    assert {name: array.shape for name, array in batch.items()} == {'tokens': (4, T), 'labels': (4, T)}
     np.testing.assert_array_equal(batch['tokens'][:, 1:], batch['labels'][:, :-1])
     for tokens, labels in zip(batch['tokens'], batch['labels'], strict=True):
         assert decode_ids(vocabulary, [*tokens, labels[-1]]) in TEXT[: int(0.9 * len(TEXT))]
 
 
-def test_a_text_is_cut_as_nanogpt_cuts_it(tmp_path, shared):
+def test_text_is_split_as_in_nanogpt(tmp_path, shared):
     data = create_task(tiny_language_config(tmp_path)).config.data
-    at = int(len(TEXT) * 0.9)
-    assert [corpus.read_texts(data, split, 0)[0].text for split in ('train', 'valid')] == [TEXT[:at], TEXT[at:]]
+    end = int(len(TEXT) * 0.9)
+    assert [corpus.read_texts(data, split, 0)[0].text for split in ('train', 'valid')] == [TEXT[:end], TEXT[end:]]
     data = ShakespeareData(folder=str(shared('tinyshakespeare')))
     lengths = [len(corpus.read_texts(data, split, 0)[0].text) for split in ('train', 'valid')]
-    assert lengths == [1_003_854, 111_540]  # which its prepare.py prints
+    assert lengths == [1_003_854, 111_540]  # the numbers that nanoGPT's prepare.py prints
 
 
 @pytest.mark.parametrize('documents', ['', 'lines'])
-def test_a_part_of_a_batch_is_its_rows(tmp_path, documents):
+def test_rows_of_a_batch_equal_those_of_the_whole_batch(tmp_path, documents):
     task = create_task(tiny_language_config(tmp_path, data__documents=documents))
     whole, part = task.batch(2), task.batch(2, slice(1, 3))
     assert whole.keys() == part.keys()
@@ -64,14 +64,14 @@ def first_loss(config):
     return float(sums.total / sums.weight)
 
 
-def test_an_untrained_model_knows_nothing(tmp_path):
+def test_first_loss_is_that_of_a_uniform_distribution(tmp_path):
     task = create_task(tiny_language_config(tmp_path))
     params = jax.jit(task.init, compiler_options=QUICK)(jax.random.key(0))
     sums = jax.jit(task.loss, compiler_options=QUICK)(params, task.batch(0), jax.random.key(0))
     assert float(sums.total / sums.weight) == pytest.approx(math.log(len(set(TEXT))), abs=0.02)
 
 
-def test_parameters_start_as_wide_as_asked(tmp_path):
+def test_initial_parameters_have_the_configured_standard_deviation(tmp_path):
     def kernels(**changes):
         init = jax.jit(
             create_task(tiny_language_config(tmp_path, model__width=64, **changes)).init, compiler_options=QUICK
@@ -79,11 +79,10 @@ def test_parameters_start_as_wide_as_asked(tmp_path):
         mlp = init(jax.random.key(0))['stack']['block_0']['mlp']
         return [float(np.std(mlp[name]['kernel'])) for name in ('up', 'down')]
 
-    assert kernels(model__init=0.3) == pytest.approx([0.3, 0.3 / math.sqrt(2)], rel=0.03)  # by sqrt(2 L)
+    assert kernels(model__init=0.3) == pytest.approx([0.3, 0.3 / math.sqrt(2)], rel=0.03)  # divided by sqrt(2 L)
     assert kernels(model__init=0, model__scaled_init='false') == pytest.approx([1 / 8, 1 / 16], rel=0.03)
 
 
-# Each with the one that it is to differ from.
 CHANGES = [
     ({'train__label_smoothing': 0.2}, {}),
     *[({f'model__{name}': 0.5}, {}) for name in ('dropout', 'attention_dropout', 'layer_drop')],
@@ -97,6 +96,8 @@ CHANGES = [
     ({'model__mlp_width': 24}, {}), ({'model__use_bias': 'true'}, {}), ({'model__tied': 'false'}, {}),
     ({'model__dtype': 'bfloat16'}, {}), ({'model__experts': 4}, {}),
 ]  # fmt: skip
+"""(changes, changes of the config whose loss must differ)."""
+
 EXPERTS = {'model__experts': 4}
 CHANGES += [
     (EXPERTS | {name: value}, EXPERTS) for name, value in (
@@ -108,16 +109,17 @@ CHANGES += [
 
 @pytest.fixture(scope='module')
 def loss_of(tmp_path_factory):
-    found = {}
+    """Function from config changes to the first loss, which is computed once for each set of changes."""
+    losses = {}
 
-    def of(changes):
+    def cached_first_loss(changes):
         key = tuple(sorted(changes.items()))
-        if key not in found:
+        if key not in losses:
             folder = tmp_path_factory.mktemp('changed')
-            found[key] = first_loss(tiny_language_config(folder, **changes))
-        return found[key]
+            losses[key] = first_loss(tiny_language_config(folder, **changes))
+        return losses[key]
 
-    return of
+    return cached_first_loss
 
 
 @pytest.mark.parametrize(
@@ -125,17 +127,17 @@ def loss_of(tmp_path_factory):
                                          for c, _ in CHANGES],
 )  # fmt: skip
 def test_every_field_changes_the_first_loss(loss_of, changes, others):
-    found, other = loss_of(changes), loss_of(others)
-    assert math.isfinite(found) and abs(found - other) > 1e-5
+    loss, other_loss = loss_of(changes), loss_of(others)
+    assert math.isfinite(loss) and abs(loss - other_loss) > 1e-5
 
 
-def test_what_only_saves_memory_does_not(loss_of):
+def test_remat_does_not_change_the_first_loss(loss_of):
     assert loss_of({'model__remat': 'full'}) == pytest.approx(loss_of({}), abs=1e-6)
 
 
 @pytest.fixture(scope='module')
 def packed(tmp_path_factory):
-    """A task of documents with experts, its parameters and jitted loss."""
+    """A task of packed documents with experts, and its compiled loss of a batch with fixed parameters."""
     folder = tmp_path_factory.mktemp('packed')
     task = create_task(
         tiny_language_config(folder, data__documents='lines', model__context=64, model__init=0.3, **EXPERTS)
@@ -144,7 +146,7 @@ def packed(tmp_path_factory):
     return task, partial(loss, task.init(jax.random.key(0)), rng=jax.random.key(1))
 
 
-def test_no_label_goes_across_a_boundary(packed):
+def test_no_label_crosses_a_document_boundary(packed):
     task, _ = packed
     batch = task.batch(0)
     segments, labels, tokens = batch['segments'], batch['labels'], batch['tokens']
@@ -155,79 +157,81 @@ def test_no_label_goes_across_a_boundary(packed):
     assert segments.max() > 1 and (segments == 0).any()
 
 
-def alone(batch, row, segment):
-    """A batch of one document at the start of its first row, and what is left of it: padding."""
-    here = batch['segments'][row] == segment
-    made = {'tokens': np.zeros_like(batch['tokens']), 'labels': np.full_like(batch['labels'], IGNORE_LABEL),
-            'segments': np.zeros_like(batch['segments'])}  # fmt: skip
-    for name, values in made.items():
-        values[0, : here.sum()] = 1 if name == 'segments' else batch[name][row][here]
-    return made
+def single_document_batch(batch, row, segment):
+    """Return a batch with one document of `batch` at the start of the first row; the rest is padding."""
+    in_document = batch['segments'][row] == segment
+    single = {'tokens': np.zeros_like(batch['tokens']), 'labels': np.full_like(batch['labels'], IGNORE_LABEL),
+              'segments': np.zeros_like(batch['segments'])}  # fmt: skip
+    for name, values in single.items():
+        values[0, : in_document.sum()] = 1 if name == 'segments' else batch[name][row][in_document]
+    return single
 
 
-def test_a_packed_document_is_as_it_is_alone(packed):
+def test_loss_of_packed_documents_is_the_sum_of_the_losses_of_each(packed):
     task, loss = packed
     batch = task.batch(0)
-    every = [(row, segment) for row in range(4) for segment in range(1, batch['segments'][row].max() + 1)]
-    sums = [loss(alone(batch, *one)) for one in every]
-    assert len(sums) > 6
-    together = loss(batch)
-    assert int(together.weight) == sum(int(each.weight) for each in sums)
-    nll = lambda each: float(each.extras['nll'])
-    assert nll(together) == pytest.approx(sum(map(nll, sums)), rel=1e-5)
+    documents = [(row, segment) for row in range(4) for segment in range(1, batch['segments'][row].max() + 1)]
+    single_sums = [loss(single_document_batch(batch, row, segment)) for row, segment in documents]
+    assert len(single_sums) > 6
+    packed_sums = loss(batch)
+    assert int(packed_sums.weight) == sum(int(sums.weight) for sums in single_sums)
+    nll = lambda sums: float(sums.extras['nll'])
+    assert nll(packed_sums) == pytest.approx(sum(map(nll, single_sums)), rel=1e-5)
 
 
-def test_experts_do_not_count_padding(packed):
+def test_experts_ignore_padding(packed):
     task, loss = packed
     batch = task.batch(0)
-    other = batch | {'tokens': np.where(batch['segments'] == 0, 7, batch['tokens'])}
-    assert (other['tokens'] != batch['tokens']).any()
-    jax.tree.map(np.testing.assert_array_equal, loss(batch), loss(other))
+    other_padding = batch | {'tokens': np.where(batch['segments'] == 0, 7, batch['tokens'])}
+    assert (other_padding['tokens'] != batch['tokens']).any()
+    jax.tree.map(np.testing.assert_array_equal, loss(batch), loss(other_padding))
 
 
-def test_experts_add_their_losses_to_the_training_loss(packed):
+def test_expert_losses_are_added_to_the_training_loss(packed):
     task, loss = packed
     sums = loss(task.batch(0))
-    each = {name: float(value / sums.weight) for name, value in sums.extras.items()}
-    assert set(each) == {'nll', 'experts_load_balance', 'experts_z', 'experts_dropped'}
-    added = 0.01 * each['experts_load_balance'] + 0.001 * each['experts_z']  # of the one layer
-    assert float(sums.total / sums.weight) == pytest.approx(each['nll'] + added, rel=1e-6)
-    assert added > 1e-3 and each['experts_dropped'] == 0
+    means = {name: float(value / sums.weight) for name, value in sums.extras.items()}
+    assert set(means) == {'nll', 'experts_load_balance', 'experts_z', 'experts_dropped'}
+    auxiliary_loss = 0.01 * means['experts_load_balance'] + 0.001 * means['experts_z']  # there is one layer
+    assert float(sums.total / sums.weight) == pytest.approx(means['nll'] + auxiliary_loss, rel=1e-6)
+    assert auxiliary_loss > 1e-3 and means['experts_dropped'] == 0
 
 
-def test_what_experts_say_is_in_the_metrics(documents):
-    records = [record for record in metrics.read_metrics(documents) if record['split'] == 'train']
+def test_metrics_have_the_statistics_of_experts(documents_run):
+    records = [record for record in metrics.read_metrics(documents_run) if record['split'] == 'train']
     assert len(records) == 3
     for record in records:
-        assert 0.9 < record['experts_load_balance'] < 2.1  # E sum f p: 1 where balanced, E = 2 where one serves all
+        # E sum f p: 1 if balanced, E = 2 if one expert gets all tokens
+        assert 0.9 < record['experts_load_balance'] < 2.1
         assert record['loss'] > record['nll'] and record['experts_z'] > 0
 
 
-def test_twenty_steps_are_seven_and_thirteen(stream, monkeypatch):
-    config, broken, batch = run.load_task(stream).config, stream.parent / 'broken', LanguageTask.batch
+def test_interrupted_run_continues_as_if_it_was_not(stream_run, monkeypatch):
+    config, interrupted_run = run.load_task(stream_run).config, stream_run.parent / 'broken'
+    batch = LanguageTask.batch
 
-    def stopping(task, step, rows=slice(None)):
+    def interrupting_batch(task, step, rows=slice(None)):
         if step == 7:
             raise KeyboardInterrupt
         return batch(task, step, rows)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(LanguageTask, 'batch', stopping)
-        run.train_run(config, broken)
-    assert max(record['step'] for record in metrics.read_metrics(broken)) in (6, 7)
-    run.train_run(config, broken)
-    lines = lambda workdir: [json.dumps(each) for each in metrics.read_metrics(workdir) if each['split'] != 'speed']
-    assert lines(stream) == lines(broken)
-    left, right = newest_of(config, stream), newest_of(config, broken)
-    assert left.step == right.step == 20 and left.progress == right.progress
-    jax.tree.map(np.testing.assert_array_equal, left, right)
+        patch.setattr(LanguageTask, 'batch', interrupting_batch)
+        run.train_run(config, interrupted_run)
+    assert max(record['step'] for record in metrics.read_metrics(interrupted_run)) in (6, 7)
+    run.train_run(config, interrupted_run)
+    lines = lambda workdir: [json.dumps(r) for r in metrics.read_metrics(workdir) if r['split'] != 'speed']
+    assert lines(stream_run) == lines(interrupted_run)
+    expected, resumed = newest_of(config, stream_run), newest_of(config, interrupted_run)
+    assert expected.step == resumed.step == 20 and expected.progress == resumed.progress
+    jax.tree.map(np.testing.assert_array_equal, expected, resumed)
 
 
 # Scores
 
 
-def test_a_token_changes_what_comes_behind_it_alone(speaker):
-    *_, vocabulary, logits = speaker
+def test_a_token_changes_only_its_own_and_later_logits(language_model):
+    *_, vocabulary, logits = language_model
     ids = vocabulary.encode(TEXT[:T])
     for t in (0, 7, T - 1):
         changed = ids.copy()
@@ -236,42 +240,43 @@ def test_a_token_changes_what_comes_behind_it_alone(speaker):
         assert not differs[:t].any() and differs[t:].all()
 
 
-def test_evaluation_counts_every_token_once(speaker, stream, monkeypatch):
-    _, params, vocabulary, logits = speaker
+def test_evaluation_counts_every_token_once(language_model, stream_run, monkeypatch):
+    _, params, vocabulary, logits = language_model
     text = TEXT[int(len(TEXT) * 0.9) :]
     ids, nll = vocabulary.encode(text), []
     for start in range(0, len(ids) - 1, T):
         labels = ids[start + 1 : start + 1 + T]
         rows = logits(ids[start : start + len(labels)]).astype(np.float64)
-        shares = np.exp(rows) / np.exp(rows).sum(axis=1, keepdims=True)
-        nll += [-math.log(shares[i, label]) for i, label in enumerate(labels)]
+        probabilities = np.exp(rows) / np.exp(rows).sum(axis=1, keepdims=True)
+        nll += [-math.log(probabilities[i, label]) for i, label in enumerate(labels)]
     assert len(nll) == len(text) - 1
     for tokens in (1, 3 * T, 10_000):
         monkeypatch.setattr('attnlab.tasks.language.task.EVALUATION_TOKENS', tokens)
-        scores = run.load_task(stream).evaluate(params, 'valid')
+        scores = run.load_task(stream_run).evaluate(params, 'valid')
         assert scores['tokens'] == len(nll)
         assert scores['loss'] == pytest.approx(np.mean(nll), rel=1e-5)
         assert scores['bits_per_character'] == pytest.approx(sum(nll) / math.log(2) / len(text), rel=1e-5)
         assert scores['perplexity'] == pytest.approx(math.exp(np.mean(nll)), rel=1e-5)
 
 
-def test_eval_writes_scores_and_page(stream, capsys):
-    assert cli.main(['eval', f'--workdir={stream}']) == 0
+def test_eval_writes_scores_and_page(stream_run, capsys):
+    assert cli.main(['eval', f'--workdir={stream_run}']) == 0
     out = capsys.readouterr().out
-    scores = json.loads((stream / 'scores-valid.json').read_text())
+    scores = json.loads((stream_run / 'scores-valid.json').read_text())
     best = min(
-        (each for each in metrics.read_metrics(stream) if each['split'] == 'valid'), key=lambda each: each['loss']
+        (record for record in metrics.read_metrics(stream_run) if record['split'] == 'valid'),
+        key=lambda record: record['loss'],
     )
     assert (scores['split'], scores['step']) == ('valid', best['step'])
     assert scores['loss'] == pytest.approx(best['loss'], rel=1e-6)
     page = Path(out.splitlines()[-1].removeprefix('page: '))
-    assert page.is_relative_to(stream) and f'{scores["perplexity"]:.2f}'[:4] in page.read_text()
-    assert cli.main(['eval', f'--workdir={stream}', '--split=test']) == 2
+    assert page.is_relative_to(stream_run) and f'{scores["perplexity"]:.2f}'[:4] in page.read_text()
+    assert cli.main(['eval', f'--workdir={stream_run}', '--split=test']) == 2
     assert capsys.readouterr().err == "attnlab: split is 'test'; expected one of train, valid\n"
 
 
-def test_every_token_of_a_document_and_its_end_are_scored(documents):
-    task, params, _ = run.load_run(documents)
+def test_evaluation_scores_every_token_and_the_end_of_each_document(documents_run):
+    task, params, _ = run.load_run(documents_run)
     scores = task.evaluate(params, 'valid')
     lines = TEXT[int(len(TEXT) * 0.9) :].strip('\n').split('\n')
     assert scores['tokens'] == sum(len(line) + 1 for line in lines)
@@ -279,9 +284,9 @@ def test_every_token_of_a_document_and_its_end_are_scored(documents):
     assert scores['bits_per_character'] == pytest.approx(bits)
 
 
-# What cannot be
+# Invalid configs
 
-BAD = [
+INVALID = [
     ('model.name=gpt', "model.name is 'gpt'; expected 'language'"),
     ('model.heads=3', 'model: queries have width 128; expected a multiple of 3 heads, or head_width'),
     ('model.kv_heads=3', 'model: kv_heads is 3; expected a divisor of heads, 4'),
@@ -304,18 +309,20 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(('overrides', 'message'), BAD, ids=[overrides for overrides, _ in BAD])
-def test_values_that_nothing_can_be_made_of_leave_no_trace(tmp_path, capsys, monkeypatch, as_used, overrides, message):
+@pytest.mark.parametrize(('overrides', 'message'), INVALID, ids=[overrides for overrides, _ in INVALID])
+def test_invalid_values_are_refused_before_anything_is_written(
+    tmp_path, capsys, monkeypatch, as_used, overrides, message
+):
     workdir = tmp_path / 'new'
-    monkeypatch.setattr(corpus, 'read_texts', None)  # and no text is read
+    monkeypatch.setattr(corpus, 'read_texts', None)  # fails the test if text is read
     argv = ['train', '--config=experiments/language/shakespeare_char.py', f'--workdir={workdir}']
-    assert cli.main([*argv, *(f'--config.{each}' for each in overrides.split())]) == 2
+    assert cli.main([*argv, *(f'--config.{override}' for override in overrides.split())]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f'attnlab: {message}') and error.count('\n') == 1
     assert not workdir.exists()
 
 
-def test_what_only_the_text_can_tell_leaves_no_trace_either(tmp_path):
+def test_values_that_do_not_fit_the_text_are_refused_before_anything_is_written(tmp_path):
     for changes, message in (
         ({'data__documents': 'zz'}, "documents by 'zz'; expected lines, paragraphs or a string that stands between"),
         ({'model__context': 5000}, r'model.context is 5000; expected at most \d+, the tokens of the training text'),
@@ -327,9 +334,9 @@ def test_what_only_the_text_can_tell_leaves_no_trace_either(tmp_path):
 
 
 @pytest.mark.parametrize('documents', ['', 'lines'])
-def test_a_context_longer_than_the_text_is_refused_before_rows_of_it_are_made(tmp_path, documents):
+def test_context_longer_than_the_text_is_refused_before_memory_is_allocated(tmp_path, documents):
     config = tiny_language_config(tmp_path, data__documents=documents, model__context=10**9)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match=r'model.context is 1000000000; expected at most \d+, the tokens of the train'):
         create_task(config).batch(0)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # kilobytes: 1 GiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # in kilobytes: 1 GiB

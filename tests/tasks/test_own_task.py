@@ -1,4 +1,4 @@
-"""A task outside of the package: trained, resumed, scored, swept and reported, by its name in the config."""
+"""A user's own task outside the package, named in the config: trained, resumed, evaluated, swept, reported."""
 
 import json
 import sys
@@ -77,7 +77,7 @@ def sweep_slopes():
 
 @pytest.fixture
 def experiment(tmp_path, monkeypatch):
-    """The file of an experiment with a task of its own, in the current folder."""
+    """Experiment file with its own task, in the current folder."""
     (tmp_path / 'my_task.py').write_text(TASK)
     (tmp_path / 'line.py').write_text(EXPERIMENT)
     monkeypatch.chdir(tmp_path)
@@ -86,10 +86,11 @@ def experiment(tmp_path, monkeypatch):
     sys.modules.pop('my_task', None)
 
 
-def test_it_is_trained_resumed_scored_and_reported(experiment, tmp_path, capsys):
+def test_own_task_is_trained_resumed_evaluated_and_reported(experiment, tmp_path, capsys):
     train = ['train', f'--config={experiment}', '--workdir=run']
     assert cli.main(train) == 0
-    assert [each['step'] for each in metrics.read_metrics(tmp_path / 'run') if each['split'] == 'valid'] == [1, 2, 3]
+    records = metrics.read_metrics(tmp_path / 'run')
+    assert [record['step'] for record in records if record['split'] == 'valid'] == [1, 2, 3]
     (tmp_path / 'run' / 'slope.txt').unlink()
     assert cli.main(train) == 0 and (tmp_path / 'run' / 'slope.txt').read_text() == '2.0'
     assert cli.main([*train, '--config.slope=1.0']) == 2
@@ -99,14 +100,14 @@ def test_it_is_trained_resumed_scored_and_reported(experiment, tmp_path, capsys)
     assert 'error' in (tmp_path / 'run' / 'report.html').read_text().lower()
 
 
-def test_it_is_swept(experiment, capsys):
+def test_own_task_is_swept(experiment, capsys):
     sweep = ['sweep', f'--config={experiment}', '--sweep=slopes', '--workdir=sweep']
     assert cli.main([*sweep, '--list']) == 0
     assert 'slope=3.0' in capsys.readouterr().out
     assert cli.main([*sweep, '--index=1']) == 0
 
 
-def test_what_it_does_not_do_is_named(experiment, capsys):
+def test_commands_that_own_task_does_not_support_are_refused(experiment, capsys):
     assert cli.main(['train', f'--config={experiment}', '--workdir=run']) == 0
     assert cli.main(['attend', '--workdir=run', 'x']) == 2
     assert "a run of task 'my_task:LineTask' does not attend" in capsys.readouterr().err
@@ -114,7 +115,7 @@ def test_what_it_does_not_do_is_named(experiment, capsys):
     assert "a run of task 'my_task:LineTask' does not have a model that can be counted" in capsys.readouterr().err
 
 
-def test_its_fields_are_checked(experiment):
+def test_config_fields_of_own_task_are_checked(experiment):
     config = configs.load_experiment(experiment)
     assert create_task(config).config.slope == 2.0
     with config.unlocked():

@@ -1,4 +1,4 @@
-"""Runs on images: what a config says, what is read, trained, scored, drawn, and gone on from."""
+"""The image classification task: batches, scores, pictures, image files, invalid configs, starting from another run."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from attnlab.data.images import Images
 from attnlab.errors import UserError
 from attnlab.report import page
 from attnlab.tasks import create_task, heatmap
-from attnlab.tasks.vision import dataset, figures, pictures, scores
+from attnlab.tasks.vision import dataset, figures, image_files, pictures, scores
 from attnlab.tasks.vision.preprocess import preprocess_images
 from attnlab.train import count, metrics, run
 from tests.tiny import DIGITS, hash_run_files, random_parameter, tiny_digits_config
@@ -24,9 +24,9 @@ SMALL = 'experiments/vision/cifar10_small.py'
 
 
 @pytest.fixture(scope='session')
-def seeing(tmp_path_factory):
-    """The work directory of a trained tiny run on digits, scored."""
-    workdir = tmp_path_factory.mktemp('runs') / 'seeing'
+def vision_run(tmp_path_factory):
+    """Work directory of a small run on digits, trained and evaluated."""
+    workdir = tmp_path_factory.mktemp('runs') / 'vision_run'
     run.train_run(tiny_digits_config(), workdir)
     run.evaluate_run(workdir)
     return workdir
@@ -35,57 +35,58 @@ def seeing(tmp_path_factory):
 # Batches
 
 
-def batch_of(config, count=20):
+def batch_function(config, count=20):
+    """Return the first images of the training split, and the function from a step to a batch of eight of them."""
     config = create_task(config).config
-    whole = dataset.read_images(config.data, 'train', config.seed)
-    small = whole._replace(pixels=whole.pixels[:count], labels=whole.labels[:count])
-    return small, dataset.build_batch_function(config.data, small, 8, config.seed)
+    train = dataset.read_images(config.data, 'train', config.seed)
+    images = train._replace(pixels=train.pixels[:count], labels=train.labels[:count])
+    return images, dataset.build_batch_function(config.data, images, 8, config.seed)
 
 
-def test_an_epoch_has_every_image_once_and_empty_rows_at_its_end():
-    whole, batch = batch_of(tiny_digits_config(data__crop=0))
+def test_an_epoch_has_every_image_once_and_pads_with_empty_rows():
+    images, batch = batch_function(tiny_digits_config(data__crop=0))
     for epoch in (0, 1):
-        rows = [batch(3 * epoch + step) for step in range(3)]
-        labels = np.concatenate([each['first'] for each in rows])
-        pixels = np.concatenate([each['images'] for each in rows])
+        batches = [batch(3 * epoch + step) for step in range(3)]
+        labels = np.concatenate([b['first'] for b in batches])
+        pixels = np.concatenate([b['images'] for b in batches])
         assert (labels == -1).sum() == 4 and not pixels[labels == -1].any()
-        seen = sorted(image.tobytes() for image in pixels[labels >= 0])
-        assert seen == sorted(image.tobytes() for image in whole.pixels)
+        epoch_images = sorted(image.tobytes() for image in pixels[labels >= 0])
+        assert epoch_images == sorted(image.tobytes() for image in images.pixels)
     assert not np.array_equal(batch(0)['first'], batch(3)['first'])
-    assert np.array_equal(batch(4)['images'], batch_of(tiny_digits_config(data__crop=0))[1](4)['images'])
+    assert np.array_equal(batch(4)['images'], batch_function(tiny_digits_config(data__crop=0))[1](4)['images'])
 
 
-def test_changes_are_new_in_each_step_and_the_same_again():
+def test_augmentation_differs_between_steps_and_is_reproducible():
     config = tiny_digits_config(
         data__crop=2, data__policy='trivial', data__cutmix='1.0', data__mixup='0.5', data__erase='0.5'
     )
-    batch = batch_of(config, 8)[1]
-    again = batch_of(config, 8)[1]
+    batch = batch_function(config, 8)[1]
+    again = batch_function(config, 8)[1]
     for name in ('images', 'first', 'second', 'share'):
         np.testing.assert_array_equal(batch(5)[name], again(5)[name])
     order = [np.argsort(batch(step)['first'], kind='stable') for step in (0, 1)]
     assert not np.array_equal(batch(0)['images'][order[0]], batch(1)['images'][order[1]])
 
 
-def test_a_process_makes_the_groups_of_its_own_rows(monkeypatch):
+def test_only_the_groups_of_the_requested_rows_are_augmented(monkeypatch):
     monkeypatch.setattr(dataset, 'AUGMENT_GROUP', 8)
     changes = dict(data__crop=2, data__policy='rand', data__cutmix='1.0', data__mixup='0.5', data__erase='0.5')
     config = create_task(tiny_digits_config(**changes)).config
-    whole = dataset.read_images(config.data, 'train', config.seed)
-    made, seen = dataset.build_batch_function(config.data, whole, 24, config.seed), []
-    change = dataset.Augment.__call__
-    monkeypatch.setattr(dataset.Augment, '__call__', lambda self, *args: seen.append(1) or change(self, *args))
-    all_of = made(3)
-    assert len({all_of['images'][i : i + 8].tobytes() for i in (0, 8, 16)}) == 3 and len(seen) == 3
+    train = dataset.read_images(config.data, 'train', config.seed)
+    batch, calls = dataset.build_batch_function(config.data, train, 24, config.seed), []
+    augment = dataset.Augment.__call__
+    monkeypatch.setattr(dataset.Augment, '__call__', lambda self, *args: calls.append(1) or augment(self, *args))
+    whole = batch(3)
+    assert len({whole['images'][i : i + 8].tobytes() for i in (0, 8, 16)}) == 3 and len(calls) == 3
     for rows, groups in ((slice(0, 12), 2), (slice(12, 24), 2), (slice(16, 24), 1), (slice(5, 6), 1)):
-        seen.clear()
-        part = made(3, rows)
-        assert len(seen) == groups
-        for name, x in all_of.items():
+        calls.clear()
+        part = batch(3, rows)
+        assert len(calls) == groups
+        for name, x in whole.items():
             np.testing.assert_array_equal(part[name], x[rows])
 
 
-def test_the_loss_of_two_labels_is_their_share():
+def test_loss_of_mixed_images_weighs_both_labels_by_their_share():
     task = create_task(tiny_digits_config(train__label_smoothing='0.1'))
     params = jax.tree_util.tree_map_with_path(random_parameter, jax.eval_shape(task.init, jax.random.key(0)))
     batch = task.batch(0)
@@ -104,198 +105,198 @@ def test_the_loss_of_two_labels_is_their_share():
 # Scores
 
 
-def test_scores_by_hand():
+def test_scores_equal_those_computed_by_hand():
     p = np.array([[0.7, 0.1, 0.1, 0.05, 0.03, 0.02], [0.1, 0.4, 0.3, 0.1, 0.06, 0.04], [0.3, 0.3, 0.1, 0.1, 0.1, 0.1],
                   [0.02, 0.9, 0.02, 0.02, 0.02, 0.02]])  # fmt: skip
     labels = np.array([0, 2, 0, 5])
-    found = scores.score_classification(p, labels)
-    assert found['accuracy'] == 0.25  # a tie is not told apart
-    assert found['top5'] == 0.75
-    assert found['loss'] == pytest.approx(-np.mean(np.log([0.7, 0.3, 0.3, 0.02])))
-    # Bins of 1/15: confidences 0.7, 0.4, 0.3, 0.9 stand alone, their accuracies are 1, 0, 1 (by argmax), 0.
-    assert found['calibration_error'] == pytest.approx((0.3 + 0.4 + 0.7 + 0.9) / 4)
+    result = scores.score_classification(p, labels)
+    assert result['accuracy'] == 0.25  # of two equal probabilities, neither counts as correct
+    assert result['top5'] == 0.75
+    assert result['loss'] == pytest.approx(-np.mean(np.log([0.7, 0.3, 0.3, 0.02])))
+    # Bins of width 1/15: each confidence (0.7, 0.4, 0.3, 0.9) has its own; accuracies are 1, 0, 1 (by argmax), 0.
+    assert result['calibration_error'] == pytest.approx((0.3 + 0.4 + 0.7 + 0.9) / 4)
     table = scores.confusion_matrix(p, labels)
     assert table.sum() == 4 and table[0, 0] == 2 and table[2, 1] == 1 and table[5, 1] == 1
     assert 'top5' not in scores.score_classification(p[:, :3], np.array([0, 1, 2, 0]))
-    lost = scores.score_classification(np.full((4, 6), np.nan), labels)
-    assert lost['accuracy'] == lost['top5'] == 0 and np.isnan(lost['loss'])
+    nan_result = scores.score_classification(np.full((4, 6), np.nan), labels)
+    assert nan_result['accuracy'] == nan_result['top5'] == 0 and np.isnan(nan_result['loss'])
 
 
 @pytest.mark.parametrize('size', [1, 7, 30, 64])
-def test_every_image_counts_once_whatever_the_batch(size, seeing, monkeypatch):
-    task, params, _ = run.load_run(seeing)
-    whole = dataset.read_images(task.config.data, 'test', task.config.seed)
+def test_every_image_is_evaluated_once_for_any_batch_size(size, vision_run, monkeypatch):
+    task, params, _ = run.load_run(vision_run)
+    test_images = dataset.read_images(task.config.data, 'test', task.config.seed)
     monkeypatch.setattr('attnlab.tasks.vision.task.EVALUATION_IMAGES', size)
-    found = task.probabilities(params, whole)
-    alone = [task.model.forward(params, preprocess_images(image[None], task.scale, task.model.size), None)[0]
-             for image in whole.pixels[:3]]  # fmt: skip
-    assert found.shape == (30, 10)
-    np.testing.assert_allclose(found[:3], jax.nn.softmax(np.concatenate(alone)), atol=1e-5)
-    stored = json.loads((seeing / 'scores-test.json').read_text())
-    assert scores.score_classification(found, whole.labels)['accuracy'] == stored['accuracy']
+    probabilities = task.probabilities(params, test_images)
+    alone = [task.model.forward(params, preprocess_images(image[None], task.statistics, task.model.size), None)[0]
+             for image in test_images.pixels[:3]]  # fmt: skip
+    assert probabilities.shape == (30, 10)
+    np.testing.assert_allclose(probabilities[:3], jax.nn.softmax(np.concatenate(alone)), atol=1e-5)
+    stored = json.loads((vision_run / 'scores-test.json').read_text())
+    assert scores.score_classification(probabilities, test_images.labels)['accuracy'] == stored['accuracy']
 
 
-def test_what_eval_writes(seeing):
-    stored = json.loads((seeing / 'scores-test.json').read_text())
+def test_evaluation_writes_scores_confusion_matrix_and_pictures(vision_run):
+    stored = json.loads((vision_run / 'scores-test.json').read_text())
     assert stored['images'] == 30 and {'accuracy', 'top5', 'loss', 'calibration_error'} < set(stored)
-    with np.load(seeing / 'samples' / 'test.npz') as arrays:
+    with np.load(vision_run / 'samples' / 'test.npz') as arrays:
         assert arrays['confusion'].sum() == 30 and arrays['probabilities'].shape == (30, 10)
         table = scores.confusion_matrix(arrays['probabilities'], arrays['labels'])
         np.testing.assert_array_equal(table, arrays['confusion'])
-    shown = json.loads((seeing / 'figures' / 'eval-test' / 'pictures.json').read_text())
-    names = [each['file'].removesuffix('.png') for each in shown]
+    index = json.loads((vision_run / 'figures' / 'eval-test' / 'pictures.json').read_text())
+    names = [picture['file'].removesuffix('.png') for picture in index]
     assert names == ['rollout', 'mistakes', 'confusion', 'calibration', 'positions', 'filters']
-    text = page.write_run_page(seeing).read_text()
-    assert text.count('<img') == 1 + len(shown) and 'Accuracy' in text and 'principal components' in text
+    text = page.write_run_page(vision_run).read_text()
+    assert text.count('<img') == 1 + len(index) and 'Accuracy' in text and 'principal components' in text
 
 
-def test_metrics_tell_of_waiting_and_of_accuracy(seeing):
-    records = [json.loads(line) for line in (seeing / 'metrics.jsonl').read_text().splitlines()]
+def test_metrics_have_accuracy_and_the_time_spent_waiting_for_data(vision_run):
+    records = [json.loads(line) for line in (vision_run / 'metrics.jsonl').read_text().splitlines()]
     assert {'accuracy', 'nll', 'loss'} < set(records[0]) and records[0]['split'] == 'train'
     assert any('data_share' in record for record in records if record['split'] == 'speed')
 
 
-def test_the_scale_is_that_of_the_training_images(seeing):
-    scale, config = dataset.load_image_statistics(seeing), run.load_task(seeing).config
+def test_normalisation_uses_the_statistics_of_the_training_images(vision_run):
+    statistics, config = dataset.load_image_statistics(vision_run), run.load_task(vision_run).config
     train = dataset.read_images(config.data, 'train', config.seed)
-    x = np.asarray(preprocess_images(train.pixels, scale, (16, 16)))
+    x = np.asarray(preprocess_images(train.pixels, statistics, (16, 16)))
     assert abs(x.mean()) < 1e-4 and abs(x.std() - 1) < 1e-4
-    larger = preprocess_images(train.pixels[:2], scale, (32, 16))
+    larger = preprocess_images(train.pixels[:2], statistics, (32, 16))
     assert larger.shape == (2, 32, 16, 1)
-    (seeing / 'images.json').rename(seeing / 'elsewhere.json')
+    (vision_run / 'images.json').rename(vision_run / 'elsewhere.json')
     with pytest.raises(UserError, match='images.json cannot be read'):
-        dataset.load_image_statistics(seeing)
+        dataset.load_image_statistics(vision_run)
     for damaged in ('[]', 'null', '{"mean": 1, "deviation": 1, "names": 1}', '{'):
-        (seeing / 'images.json').write_text(damaged)
+        (vision_run / 'images.json').write_text(damaged)
         with pytest.raises(UserError, match='images.json cannot be read'):
-            dataset.load_image_statistics(seeing)
-    (seeing / 'elsewhere.json').rename(seeing / 'images.json')
+            dataset.load_image_statistics(vision_run)
+    (vision_run / 'elsewhere.json').rename(vision_run / 'images.json')
 
 
-# Looking
+# Pictures
 
 
-def test_any_name_of_a_class_is_drawn_as_it_is():
+def test_class_names_are_drawn_unchanged():
     names = ['_a', '$a$', r'$\bad$', 'sea lion']
-    whole = Images(np.zeros((4, 8, 8, 1), np.uint8), np.arange(4, dtype=np.int32), tuple(names))
+    images = Images(np.zeros((4, 8, 8, 1), np.uint8), np.arange(4, dtype=np.int32), tuple(names))
     probabilities = np.eye(4)[[1, 0, 3, 2]]
-    figure = figures.plot_confusion_matrix(probabilities, whole)
+    figure = figures.plot_confusion_matrix(probabilities, images)
     heatmap.render_png(figure)  # mathematics that does not parse would raise
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == names
-    heatmap.render_png(figures.plot_mistakes(whole, probabilities, np.arange(4)))
+    heatmap.render_png(figures.plot_mistakes(images, probabilities, np.arange(4)))
 
 
-def test_every_attention_is_drawn_and_nothing_else_changes(seeing, tmp_path, capsys):
-    before = hash_run_files(seeing)
+def test_attend_draws_every_attention_and_leaves_the_run_unchanged(vision_run, tmp_path, capsys):
+    before = hash_run_files(vision_run)
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)).save(tmp_path / 'a.png')
-    assert cli.main(['attend', f'--workdir={seeing}', '3', str(tmp_path / 'a.png')]) == 0
+    assert cli.main(['attend', f'--workdir={vision_run}', '3', str(tmp_path / 'a.png')]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [path.name for path in written] == ['weights.npz', 'heads.png', 'rollout.png'] * 2
-    assert hash_run_files(seeing) == before
+    assert hash_run_files(vision_run) == before
     with np.load(written[0]) as arrays:
-        weights, rolled, image = (arrays[name] for name in ('attention', 'rollout', 'image'))
-    config = run.load_task(seeing).config
+        weights, rollout, image = (arrays[name] for name in ('attention', 'rollout', 'image'))
+    config = run.load_task(vision_run).config
     np.testing.assert_array_equal(image, dataset.read_images(config.data, 'test', config.seed).pixels[3])
     assert weights.shape == (1, 2, 16, 16)
     np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
-    by_hand = ((weights[0].mean(axis=0) + np.eye(16)) / 2).mean(axis=0).reshape(4, 4)
-    np.testing.assert_allclose(rolled, by_hand, atol=1e-6)
+    expected = ((weights[0].mean(axis=0) + np.eye(16)) / 2).mean(axis=0).reshape(4, 4)
+    np.testing.assert_allclose(rollout, expected, atol=1e-6)
 
 
-def test_a_class_token_reads_for_itself():
+def test_attention_to_grid_and_rollout_use_the_class_token():
     model = create_task(tiny_digits_config(model__pool='class', model__registers=1)).model
     weights = np.random.default_rng(0).random((2, 18, 18))
     np.testing.assert_array_equal(pictures.attention_to_grid(weights, model), weights[:, 1, 2:].reshape(2, 4, 4))
-    stacked = np.random.default_rng(1).dirichlet(np.ones(18), (1, 3, 2, 18))
-    total = np.eye(18)
+    layers = np.random.default_rng(1).dirichlet(np.ones(18), (1, 3, 2, 18))
+    product = np.eye(18)
     for layer in range(3):
-        total = (stacked[0, layer].mean(axis=0) / 2 + np.eye(18) / 2) @ total
-    np.testing.assert_allclose(pictures.attention_rollout(stacked, model)[0], total[1, 2:].reshape(4, 4), atol=1e-12)
+        product = (layers[0, layer].mean(axis=0) / 2 + np.eye(18) / 2) @ product
+    np.testing.assert_allclose(pictures.attention_rollout(layers, model)[0], product[1, 2:].reshape(4, 4), atol=1e-12)
 
 
 @pytest.mark.parametrize('side', [28, 224])
-def test_a_picture_of_any_size_is_cut_and_brought_to_that_of_the_others(side, tmp_path):
+def test_image_of_any_size_is_cropped_and_resized(side, tmp_path):
     for width in (29, 58, 116, 123, 225, 232, 1):
         Image.new('RGB', (width, width + 1), 'red').save(tmp_path / 'a.png')
-        np.testing.assert_array_equal(pictures.open_image(str(tmp_path / 'a.png'), (side, side, 3))[..., 0], 255)
+        np.testing.assert_array_equal(image_files.open_image(str(tmp_path / 'a.png'), (side, side, 3))[..., 0], 255)
 
 
-def test_a_picture_of_any_kind_is_as_it_looks(tmp_path):
+def test_16_bit_transparent_and_rotated_images_are_decoded_as_they_look(tmp_path):
     path = str(tmp_path / 'a.png')
     ramp = np.repeat(np.arange(256, dtype=np.uint16) * 257, 256).reshape(256, 256)
     Image.fromarray(ramp).save(path)
-    np.testing.assert_array_equal(pictures.open_image(path, (256, 256, 1))[..., 0], ramp // 257)
-    clear = np.zeros((8, 8, 4), np.uint8)
-    clear[2:4, 2:4, 3] = 255  # black, the rest transparent
-    Image.fromarray(clear).save(path)
-    np.testing.assert_array_equal(pictures.open_image(path, (8, 8, 3))[..., 0] == 0, clear[..., 3] == 255)
+    np.testing.assert_array_equal(image_files.open_image(path, (256, 256, 1))[..., 0], ramp // 257)
+    transparent = np.zeros((8, 8, 4), np.uint8)
+    transparent[2:4, 2:4, 3] = 255  # an opaque black square
+    Image.fromarray(transparent).save(path)
+    np.testing.assert_array_equal(image_files.open_image(path, (8, 8, 3))[..., 0] == 0, transparent[..., 3] == 255)
     upright = Image.new('L', (6, 6))
     upright.putpixel((0, 0), 255)
-    turned = Image.Exif()
-    turned[0x0112] = 3  # upside down
-    upright.save(path, exif=turned)
-    assert pictures.open_image(path, (6, 6, 1))[5, 5, 0] == 255
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    upright.save(path, exif=exif)
+    assert image_files.open_image(path, (6, 6, 1))[5, 5, 0] == 255
     Image.new('F', (6, 6)).save(tmp_path / 'a.tiff')
     with pytest.raises(UserError, match='a.tiff: pixels have 32 bits; expected 8 or 16 in each channel'):
-        pictures.open_image(str(tmp_path / 'a.tiff'), (6, 6, 1))
+        image_files.open_image(str(tmp_path / 'a.tiff'), (6, 6, 1))
 
 
-def test_truncated_large_and_other_files_are_told_apart(tmp_path):
+def test_truncated_empty_and_other_files_have_different_errors(tmp_path):
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8))
     path = tmp_path / 'a'
     for kind in ('PNG', 'JPEG', 'GIF', 'WEBP', 'TIFF'):
         noise.save(path, kind)
         whole = path.read_bytes()
-        for kept in (12, 30, 100, len(whole) // 2):
-            path.write_bytes(whole[:kept])
+        for size in (12, 30, 100, len(whole) // 2):
+            path.write_bytes(whole[:size])
             with pytest.raises(UserError, match=r'a: cannot be read \(truncated or damaged\); expected a number'):
-                pictures.open_image(str(path), (8, 8, 3))
+                image_files.open_image(str(path), (8, 8, 3))
     for data, message in ((b'', 'empty'), (b'Not an image.', 'not an image')):
         path.write_bytes(data)
         with pytest.raises(UserError, match=rf'a: cannot be read \({message}\)'):
-            pictures.open_image(str(path), (8, 8, 3))
+            image_files.open_image(str(path), (8, 8, 3))
 
 
-@pytest.mark.parametrize('factor', [1.5, 3])  # Pillow warns of the first and refuses the second
-def test_a_large_picture_is_read_and_one_too_large_is_named(tmp_path, monkeypatch, factor):
+@pytest.mark.parametrize('factor', [1.5, 3])  # Pillow warns about the first and refuses the second
+def test_large_image_is_read_and_too_large_image_is_refused(tmp_path, monkeypatch, factor):
     Image.new('RGB', (40, 30), 'red').save(tmp_path / 'a.png')
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', int(1200 / factor))
     if factor < 2:
-        assert np.all(pictures.open_image(str(tmp_path / 'a.png'), (8, 8, 3)) == (255, 0, 0))
+        assert np.all(image_files.open_image(str(tmp_path / 'a.png'), (8, 8, 3)) == (255, 0, 0))
     else:
         with pytest.raises(UserError, match=r'too large: Image size \(1200 pixels\) exceeds limit of 800 pixels\)'):
-            pictures.open_image(str(tmp_path / 'a.png'), (8, 8, 3))
+            image_files.open_image(str(tmp_path / 'a.png'), (8, 8, 3))
 
 
-def test_a_device_without_end_is_no_picture(monkeypatch):
-    monkeypatch.setattr(pictures, 'MAX_FILE_BYTES', 1000)
+def test_endless_device_is_refused(monkeypatch):
+    monkeypatch.setattr(image_files, 'MAX_FILE_BYTES', 1000)
     with pytest.raises(UserError, match=r'/dev/zero: cannot be read \(too large: more than 1000 bytes\)'):
-        pictures.open_image('/dev/zero', (8, 8, 3))
+        image_files.open_image('/dev/zero', (8, 8, 3))
 
 
-def test_a_picture_may_come_from_a_pipe(tmp_path):
+def test_image_is_read_from_a_pipe(tmp_path):
     Image.new('RGB', (8, 8), 'red').save(tmp_path / 'a.png')
     os.mkfifo(tmp_path / 'pipe')
     data = (tmp_path / 'a.png').read_bytes()
     threading.Thread(target=(tmp_path / 'pipe').write_bytes, args=[data], daemon=True).start()
-    assert np.all(pictures.open_image(str(tmp_path / 'pipe'), (8, 8, 3)) == (255, 0, 0))
+    assert np.all(image_files.open_image(str(tmp_path / 'pipe'), (8, 8, 3)) == (255, 0, 0))
 
 
 @pytest.mark.parametrize(('words', 'message'), [
-    (['30'], 'there is no image 30; expected 0 to 29, those of the test split'),
+    (['30'], 'there is no image 30; expected 0 to 29, an image of the test split'),
     (['²'], '²: cannot be read (No such file or directory)'),
     (['9' * 5000], 'cannot be read (File name too long)'),
-    (['cat.png'], 'cat.png: cannot be read (No such file or directory); expected a number of the test split or a'),
+    (['cat.png'], 'cat.png: cannot be read (No such file or directory); expected a number of the test split or an'),
     (['setup.cfg'], 'setup.cfg: cannot be read (not an image)'),
-    (['--head=3', '0'], '--head is 3; expected 1 to 2, those of attention'),
-    (['--layer=2', '0'], '--layer is 2; expected 1 to 1, those of attention'),
+    (['--head=3', '0'], '--head is 3; expected 1 to 2, the heads of attention'),
+    (['--layer=2', '0'], '--layer is 2; expected 1 to 1, the layers of attention'),
     ([], 'attend expects'),
 ])  # fmt: skip
-def test_what_cannot_be_looked_at(words, message, seeing, capsys):
-    before = sorted((seeing / 'figures').iterdir())
-    assert cli.main(['attend', f'--workdir={seeing}', *words]) == 2
+def test_attend_refuses_invalid_arguments_before_anything_is_written(words, message, vision_run, capsys):
+    before = sorted((vision_run / 'figures').iterdir())
+    assert cli.main(['attend', f'--workdir={vision_run}', *words]) == 2
     assert message in capsys.readouterr().err
-    assert sorted((seeing / 'figures').iterdir()) == before
+    assert sorted((vision_run / 'figures').iterdir()) == before
 
 
 # Models
@@ -309,26 +310,29 @@ def test_what_cannot_be_looked_at(words, message, seeing, capsys):
     dict(model__image='32,32'),
 ], ids=str)  # fmt: skip
 def test_each_field_changes_the_first_loss(changes, first_losses):
-    plain, of = first_losses
-    assert np.isfinite(found := of(**changes)) and abs(found - plain) > 1e-4
+    unchanged_loss, first_loss = first_losses
+    assert np.isfinite(loss := first_loss(**changes)) and abs(loss - unchanged_loss) > 1e-4
 
 
 @pytest.fixture(scope='module')
 def first_losses():
-    """The loss of the first batch, of no change and of any; parameters of one name and shape are always the same."""
+    """The first loss without changes, and the function from config changes to the first loss.
 
-    def of(**changes):
+    Parameters with the same name and shape have the same values in every model.
+    """
+
+    def first_loss(**changes):
         task = create_task(tiny_digits_config(**changes))
         params = jax.tree_util.tree_map_with_path(random_parameter, jax.eval_shape(task.init, jax.random.key(0)))
         sums = jax.jit(task.loss)(params, task.batch(0), jax.random.key(0))
         return float(sums.total / sums.weight)
 
-    return of(), of
+    return first_loss(), first_loss
 
 
-def test_two_forms_of_one_embedding_are_one_model(first_losses):
-    plain, of = first_losses
-    assert of(model__embedding='convolution') == pytest.approx(plain, rel=1e-5)
+def test_convolution_embedding_equals_product_embedding(first_losses):
+    unchanged_loss, first_loss = first_losses
+    assert first_loss(model__embedding='convolution') == pytest.approx(unchanged_loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(('override', 'message'), [
@@ -349,7 +353,7 @@ def test_two_forms_of_one_embedding_are_one_model(first_losses):
     ('optimizer.layer_decay=0.0', 'optimizer.layer_decay is 0.0; expected 0.0 < layer_decay <= 1.0'),
     ('start=nowhere', "start is 'nowhere'; expected the directory of a trained run"),
 ])  # fmt: skip
-def test_a_mistake_is_one_line_and_nothing_is_written(override, message, tmp_path, capsys, as_used):
+def test_invalid_values_are_refused_before_anything_is_written(override, message, tmp_path, capsys, as_used):
     line = ['train', f'--config={DIGITS}', f'--workdir={tmp_path / "run"}', f'--config.{override}']
     assert cli.main(line) == 2
     error = capsys.readouterr().err
@@ -357,23 +361,23 @@ def test_a_mistake_is_one_line_and_nothing_is_written(override, message, tmp_pat
     assert not (tmp_path / 'run').exists()
 
 
-def test_the_plain_transformer_has_as_many_parameters_as_the_compact_one():
+def test_models_of_the_cifar10_experiment_have_similar_parameter_counts():
     sizes = {}
     for arg in ('', ':vit', ':resnet'):
         sizes[arg] = count.tree_size(create_task(configs.load_experiment(SMALL + arg)).outline(None, False).params)
     assert sizes[':vit'] == pytest.approx(sizes[''], rel=0.1) and sizes[':resnet'] == pytest.approx(sizes[''], rel=0.1)
 
 
-# Going on from another run
+# Starting from another run
 
 
-def test_a_run_goes_on_at_another_resolution(quickly, seeing, tmp_path):
-    config = tiny_digits_config(start=str(seeing), model__image='32,16', train__duration='1 steps')
-    loaded = run.load_run(seeing)
-    params = create_task(config).adapted(loaded.task, loaded.params)
+def test_run_starts_from_another_with_positions_interpolated(quickly, vision_run, tmp_path):
+    config = tiny_digits_config(start=str(vision_run), model__image='32,16', train__duration='1 steps')
+    loaded = run.load_run(vision_run)
+    params = create_task(config).adapt_params(loaded.task, loaded.params)
     assert params['positions']['table'].shape == (32, 16)
-    old, new = (np.asarray(x['positions']['table']) for x in (loaded.params, params))
-    np.testing.assert_allclose(new.reshape(8, 4, 16).mean(axis=(0, 1)), old.mean(axis=0), atol=0.01)
+    source_table, table = (np.asarray(x['positions']['table']) for x in (loaded.params, params))
+    np.testing.assert_allclose(table.reshape(8, 4, 16).mean(axis=(0, 1)), source_table.mean(axis=0), atol=0.01)
     run.train_run(config, tmp_path / 'larger')
     first = json.loads((tmp_path / 'larger' / 'metrics.jsonl').read_text().splitlines()[0])
     fresh = tiny_digits_config(model__image='32,16', train__duration='1 steps')
@@ -381,35 +385,35 @@ def test_a_run_goes_on_at_another_resolution(quickly, seeing, tmp_path):
     assert first['loss'] != json.loads((tmp_path / 'fresh' / 'metrics.jsonl').read_text().splitlines()[0])['loss']
 
 
-def test_a_start_holds_on_several_devices_and_until_there_is_a_checkpoint(quickly, seeing, tmp_path):
+def test_start_works_on_several_devices_and_with_an_empty_checkpoint_folder(quickly, vision_run, tmp_path):
     losses = {}
     for name, changes in {'one': {}, 'two': dict(train__mesh='data=2'), 'none': dict(start='')}.items():
-        (tmp_path / name / 'checkpoints').mkdir(parents=True)  # as a kill before the first save leaves it
+        (tmp_path / name / 'checkpoints').mkdir(parents=True)  # as after a kill before the first save
         run.train_run(
-            tiny_digits_config(**(dict(start=str(seeing), train__duration='1 steps') | changes)), tmp_path / name
+            tiny_digits_config(**(dict(start=str(vision_run), train__duration='1 steps') | changes)), tmp_path / name
         )
         losses[name] = metrics.read_metrics(tmp_path / name)[0]['loss']
     assert losses['two'] == pytest.approx(losses['one'], rel=1e-5)
     assert abs(losses['one'] - losses['none']) > 1e-3
 
 
-def test_what_does_not_fit_is_named(seeing, tmp_path):
-    config = tiny_digits_config(start=str(seeing), model__pool='class')
+def test_start_with_other_parameter_shapes_is_refused(vision_run, tmp_path):
+    config = tiny_digits_config(start=str(vision_run), model__pool='class')
     with pytest.raises(UserError, match=r'start .*/class has shape None; this config expects \(16,\)'):
         run.train_run(config, tmp_path / 'run')
-    larger = tiny_digits_config(start=str(seeing), model__pool='class', model__image='32,32')
+    larger = tiny_digits_config(start=str(vision_run), model__pool='class', model__image='32,32')
     with pytest.raises(UserError, match=r'class has shape None|table has shape \(64, 16\); this config expects \(65,'):
         run.train_run(larger, tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 
-def test_another_pooling_does_not_take_an_old_checkpoint(seeing):
-    config = configs.load_config(seeing / 'config.json')
+def test_checkpoint_of_another_pooling_is_refused(vision_run):
+    config = configs.load_config(vision_run / 'config.json')
     with config.copy_and_resolve_references().unlocked() as changed:
         changed.model.pool = 'class'
-    configs.save_config(changed, seeing / 'config.json')
+    configs.save_config(changed, vision_run / 'config.json')
     try:
         with pytest.raises(UserError, match=r'params/class has shape None; this config expects \(16,\)'):
-            run.load_run(seeing)
+            run.load_run(vision_run)
     finally:
-        configs.save_config(config, seeing / 'config.json')
+        configs.save_config(config, vision_run / 'config.json')

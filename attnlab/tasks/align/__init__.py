@@ -1,1 +1,1 @@
-"""Translation from English to French, and the alignment that attention learns."""
+"""Translation from English to French, and the word alignment that attention learns."""

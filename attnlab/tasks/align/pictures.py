@@ -1,4 +1,4 @@
-"""Alignments of a run's own translations: samples for its page, pictures, text for a terminal."""
+"""Alignments of a run's translations: labels, samples for the run's page, pictures, and text for a terminal."""
 
 import os
 import shutil
@@ -21,6 +21,7 @@ from attnlab.tasks.head_grid import MapLabels, figure_path
 from attnlab.tasks.task import TranslatedSentence
 
 MAX_SAMPLES = 10
+"""Samples on the page of a run."""
 
 
 def label_alignment(
@@ -31,10 +32,12 @@ def label_alignment(
     joined: bool,
     shift: int = 0,
 ) -> tuple[np.ndarray, list[str], list[str]]:
-    """(weights, rows, columns) of one translation: rows are the produced tokens, columns those of the source.
+    """Return (weights [T, S], rows, columns) of one translation: T produced tokens and S source tokens as text.
 
-    joined: words instead of sub-words, by the sum over a source word and the mean over a produced one.
-    shift: 1 reads a token at the step that it feeds, one after it was made; the last one, EOS, feeds none.
+    source: the token ids of `sentence`, with EOS.
+    joined: words instead of sub-words; see `alignment.join_subwords`.
+    shift: 1 takes the weights of the step whose decoder input is the token, one step after the token was produced. The
+      last token, EOS, is never an input, so it has no row.
     """
     words = label_source_words(sentence, source, vocabularies[0])
     weights, target = translation.weights[shift:], translation.target[: len(translation.target) - shift]
@@ -46,7 +49,10 @@ def label_alignment(
 
 
 def label_source_words(sentence: str, source: Sequence[int], vocabulary: Vocabulary) -> list[str]:
-    """The words of a sentence as they were typed, `<unk>` behind those that the model does not know, and EOS."""
+    """Return the words of a sentence as typed, with `<unk>` after each unknown word, and the end of sentence.
+
+    source: the token ids of `sentence`, with EOS.
+    """
     spans = vocabulary.words(source)
     words = [strip_spacing_mark(word) for word in tokenise(normalise(sentence, vocabulary.language))]
     words = [*words[: len(spans) - 1], SPECIAL_TOKENS[EOS]]  # evaluation cuts long sentences
@@ -58,15 +64,15 @@ def label_source_words(sentence: str, source: Sequence[int], vocabulary: Vocabul
 
 
 def label_maps(sentence: str, source: Sequence[int], target: Sequence[int], vocabularies: Vocabularies) -> MapLabels:
-    """Labels of each attention map of a model that translates `source` into `target`."""
-    read, produced = vocabularies[0].pieces(source), vocabularies[1].pieces(target)
+    """Return the labels of each attention map of a model that translates the ids `source` into the ids `target`."""
+    source_labels, target_labels = vocabularies[0].pieces(source), vocabularies[1].pieces(target)
     if vocabularies[0].kind == 'words':
-        read = label_source_words(sentence, source, vocabularies[0])
-    fed = [SPECIAL_TOKENS[BOS], *produced[:-1]]
+        source_labels = label_source_words(sentence, source, vocabularies[0])
+    input_labels = [SPECIAL_TOKENS[BOS], *target_labels[:-1]]  # of the decoder
     return {
-        'encoder/attention': (read, read),
-        'decoder/attention': (fed, fed),
-        'decoder/cross_attention': (produced, read),
+        'encoder/attention': (source_labels, source_labels),
+        'decoder/attention': (input_labels, input_labels),
+        'decoder/cross_attention': (target_labels, source_labels),
     }
 
 
@@ -78,25 +84,32 @@ def select_samples(
     vocabularies: Vocabularies,
     shift: int,
 ) -> list[dict[str, Any]]:
-    """For the page of a run: the translations that reverse the most neighbouring words, in the order of the split.
+    """Return the samples for the page of a run: the translations with the most reversed pairs of neighbouring words.
 
-    The first ones of a model without attention.
+    For a model without attention, the first translations. Samples are in the order of the split; their fields are those
+    of `samples/SPLIT.json` in `attnlab.report.page.write_run_page`.
+    outputs: the translations as text.  source: token ids of each source sentence.  shift: as in `label_alignment`.
     """
-    spans = lambda i: (vocabularies[1].words(translations[i].target), vocabularies[0].words(source[i]))
-    reversed_words = lambda i: count_reversals(extract_links(translations[i].weights, *spans(i), shift))
-    counts = [reversed_words(i) if _has_weights(each) else 0 for i, each in enumerate(translations)]
+
+    def reversals(i: int) -> int:
+        if not _has_weights(translations[i]):
+            return 0
+        rows, columns = vocabularies[1].words(translations[i].target), vocabularies[0].words(source[i])
+        return count_reversals(extract_links(translations[i].weights, rows, columns, shift))
+
+    counts = [reversals(i) for i in range(len(translations))]
     chosen = sorted(sorted(range(len(outputs)), key=lambda i: (-counts[i], i))[:MAX_SAMPLES])
 
     def sample(i: int) -> dict[str, Any]:
-        found = {'source': pairs.source[i], 'reference': pairs.target[i], 'output': outputs[i], 'gold': None}
+        texts = {'source': pairs.source[i], 'reference': pairs.target[i], 'output': outputs[i], 'gold': None}
         if not _has_weights(translations[i]):
-            return found | {'rows': [], 'columns': [], 'weights': None}
+            return texts | {'rows': [], 'columns': [], 'weights': None}
         weights, rows, columns = label_alignment(pairs.source[i], source[i], translations[i], vocabularies, True, shift)
-        # Gold links are of the words of the reference: they fit the picture if the output is the reference.
+        # Gold links refer to the words of the reference, so they fit the heat map only if the output is the reference.
         if pairs.links is not None and outputs[i] == normalise(pairs.target[i], vocabularies[1].language):
             gold = pairs.links[i]
-            found['gold'] = {'sure': sorted(gold.sure), 'possible': sorted(gold.possible)}
-        return found | {'rows': rows, 'columns': columns, 'weights': weights.round(4).tolist()}
+            texts['gold'] = {'sure': sorted(gold.sure), 'possible': sorted(gold.possible)}
+        return texts | {'rows': rows, 'columns': columns, 'weights': weights.round(4).tolist()}
 
     return [sample(i) for i in chosen]
 
@@ -106,7 +119,11 @@ def _has_weights(translation: Translation) -> bool:
 
 
 def show_alignment(workdir: Path, translated: TranslatedSentence) -> None:
-    """Show the alignment of a translation on the screen, and write it as a picture and an array file."""
+    """Print the alignment of a translation, and write it as a picture and as an array file.
+
+    The heat map is printed to stdout if that is a terminal, otherwise to stderr, so that a pipe gets only translations.
+    Colours are off if the environment variable NO_COLOR is set or TERM is 'dumb'.
+    """
     path = figure_path(workdir, 'translate', translated.source)
     weights, rows, columns = translated.weights, translated.rows, translated.columns
     written = ''
@@ -115,10 +132,10 @@ def show_alignment(workdir: Path, translated: TranslatedSentence) -> None:
         heatmap.draw_heatmap(path.with_suffix('.png'), weights, rows, columns, title=translated.text)
         heatmap.save_alignment(path.with_suffix('.npz'), weights, rows, columns)
         written = f'{path}.png  {path}.npz'
-    terminal = sys.stdout.isatty()
-    colour = terminal and not os.environ.get('NO_COLOR') and os.environ.get('TERM') != 'dumb'
+    is_terminal = sys.stdout.isatty()
+    colour = is_terminal and not os.environ.get('NO_COLOR') and os.environ.get('TERM') != 'dumb'
     width = shutil.get_terminal_size().columns
-    screen = sys.stdout if terminal else sys.stderr  # a pipe gets the translations alone
-    print(heatmap.render_text(weights, rows, columns, width, colour), file=screen)
+    stream = sys.stdout if is_terminal else sys.stderr
+    print(heatmap.render_text(weights, rows, columns, width, colour), file=stream)
     if written:
-        print(written, file=screen)
+        print(written, file=stream)

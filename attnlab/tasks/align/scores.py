@@ -9,32 +9,38 @@ from attnlab.data.alignments import GoldLinks, Link, alignment_error_rate
 from attnlab.data.text import normalise, strip_spacing_mark, tokenise
 
 LENGTH_RANGES = ((1, 5), (6, 10), (11, 15), (16, 20), (21, 25), (26, 30), (31, 1000))
-"""Source lengths in words, both ends included."""
+"""Ranges of source lengths in words, both ends included."""
 
 
 def compute_bleu(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """sacreBLEU with its defaults: cased, 13a tokens, detokenised text, references as they are."""
+    """Return sacreBLEU with its defaults: cased, 13a tokenization, detokenised outputs, unchanged references."""
     from sacrebleu.metrics.bleu import BLEU
 
     return BLEU().corpus_score(list(outputs), [list(references)]).score
 
 
 def score_texts(outputs: Sequence[str], references: Sequence[str], language: str) -> dict[str, Any]:
-    """BLEU and chrF with the signatures that make them comparable (Post 2018).
+    """Return BLEU and chrF, each with the sacreBLEU signature that makes it comparable (Post 2018).
 
-    bleu_words: BLEU of lower-cased words, apostrophes apart, the way that papers on Multi30k score; it is higher.
+    bleu, chrf: of the texts as they are.
+    bleu_words: BLEU of lower-cased, tokenised words with apostrophes split off, as papers on Multi30k score; it is
+      higher than `bleu`.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    words = lambda texts: [' '.join(map(strip_spacing_mark, tokenise(normalise(text, language)))) for text in texts]
-    texts, apart = (outputs, references), (words(outputs), words(references))
+    def tokenised(texts: Sequence[str]) -> list[str]:
+        return [' '.join(map(strip_spacing_mark, tokenise(normalise(text, language)))) for text in texts]
+
+    metrics = {
+        'bleu': (BLEU(), outputs, references),
+        'chrf': (CHRF(), outputs, references),
+        # force: no warning that the texts are tokenised
+        'bleu_words': (BLEU(lowercase=True, tokenize='none', force=True), tokenised(outputs), tokenised(references)),
+    }
     scores: dict[str, Any] = {}
-    by_words = BLEU(lowercase=True, tokenize='none', force=True)  # force: yes, tokenised
-    for name, metric, (found, expected) in (
-        ('bleu', BLEU(), texts), ('chrf', CHRF(), texts), ('bleu_words', by_words, apart)
-    ):  # fmt: skip
-        scores[name] = metric.corpus_score(list(found), [list(expected)]).score
+    for name, (metric, hypotheses, targets) in metrics.items():
+        scores[name] = metric.corpus_score(list(hypotheses), [list(targets)]).score
         scores[f'{name}_signature'] = str(metric.get_signature())
     return scores
 
@@ -42,7 +48,10 @@ def score_texts(outputs: Sequence[str], references: Sequence[str], language: str
 def bleu_by_length(
     sources: Sequence[str], outputs: Sequence[str], references: Sequence[str], language: str
 ) -> list[dict]:
-    """BLEU of the sentences of each range of source lengths that occurs."""
+    """Return BLEU of the sentences in each range of source lengths (in words); ranges without sentences are left out.
+
+    Each result has the keys 'from', 'to' (both included), 'sentences' and 'bleu'.  language: of the sources.
+    """
     words = np.array([len(tokenise(normalise(source, language))) for source in sources])
     rows = []
     for low, high in LENGTH_RANGES:
@@ -54,25 +63,30 @@ def bleu_by_length(
 
 
 def exact_match_rate(outputs: Sequence[str], references: Sequence[str], language: str) -> float:
-    """Share of outputs that are their reference."""
-    same = [out == normalise(reference, language) for out, reference in zip(outputs, references, strict=True)]
+    """Return the share of outputs that equal their normalised reference, from 0 to 1."""
+    same = [output == normalise(reference, language) for output, reference in zip(outputs, references, strict=True)]
     return float(np.mean(same))
 
 
 def score_alignments(
-    found: Mapping[str, Sequence[Set[Link]]], gold: Sequence[GoldLinks], inverted: Sequence[Sequence[Link]] | None
+    links_by_name: Mapping[str, Sequence[Set[Link]]],
+    gold: Sequence[GoldLinks],
+    inverted: Sequence[Sequence[Link]] | None,
 ) -> dict[str, float]:
-    """AER, precision and recall of each reading of the attention (name -> links of every sentence).
+    """Return `aer_NAME`, `precision_NAME` and `recall_NAME` of alignments.
 
-    inverted: (source, target) of each sentence's adjectives that change places with their noun; where known, also the
-    share of them that are linked to their source word.
+    links_by_name: name -> links of every sentence; the names are those of `task.ALIGNMENT_SHIFTS`.
+    inverted: for each sentence, the links (source, target) of adjectives that change order with their noun. If not
+      None, `inversion_NAME` is the share of these links that the alignment has.
     """
     scores: dict[str, float] = {}
-    for name, links in found.items():
+    for name, links in links_by_name.items():
         rates = alignment_error_rate(links, gold)
         scores |= {f'aer_{name}': rates.aer, f'precision_{name}': rates.precision, f'recall_{name}': rates.recall}
         if inverted is not None:
-            hits = [pair in one for one, pairs in zip(links, inverted, strict=True) for pair in pairs]
-            if hits:  # a handful of sentences may turn nothing round
+            hits = [
+                pair in sentence_links for sentence_links, pairs in zip(links, inverted, strict=True) for pair in pairs
+            ]
+            if hits:  # a split of few sentences may have no inverted adjective
                 scores[f'inversion_{name}'] = float(np.mean(hits))
     return scores

@@ -28,12 +28,12 @@ from attnlab.tasks.checks import check_data_paths, check_model_init
 from attnlab.tasks.task import AttentionMaps, Batch, Outline, Params, TranslatedSentence, perplexity
 
 ALIGNMENT_SHIFTS = {'emit': 0, 'shifted': 1}
-"""How the alignment is read: at the step that emits a word, and one later (see `alignment.extract_links`)."""
+"""Name -> `shift` of `alignment.extract_links`: weights of the step that emits a word, or of the step after it."""
 
 
 @dataclass(eq=False)
 class AlignTask:
-    """English to French, and the alignment that attention learns."""
+    """Translation of sentences, and the word alignment that attention learns; a `Task`."""
 
     Config: ClassVar[type[RunConfig]] = AlignConfig
     best: ClassVar[tuple[str, Literal['max', 'min']]] = ('bleu', 'max')
@@ -43,18 +43,19 @@ class AlignTask:
     workdir: Path | None = None
 
     def check(self) -> None:
+        """Raise UserError if a data path is empty or the model cannot be built; no data is read."""
         check_data_paths(self.config.data)
         self._check_model()
 
     def _check_model(self) -> None:
         check_model_init(self.config.model, make_sequence2sequence_model(self.config.model, 5, 5).init)
 
-    def outline(self, layers: int | None, active: bool) -> Outline:
-        """One pair of sentences of the largest width, with vocabularies of the configured size."""
+    def outline(self, layers: int | None, countable: bool) -> Outline:
+        """Outline of one sentence pair of the largest width, with vocabularies of the configured size."""
         self._check_model()
         config, size, T = self.config.model, self.config.data.vocabulary_size, self.config.data.widths[-1]
         if isinstance(config, TranslatorConfig):
-            config = blocks.outline_config(dataclasses.replace(config, alignment_layer=1), layers, active)
+            config = blocks.outline_config(dataclasses.replace(config, alignment_layer=1), layers, countable)
         model = make_sequence2sequence_model(config, size, size)
         params = jax.eval_shape(model.init, jax.random.key(0))
         tokens = jax.ShapeDtypeStruct((1, T), jnp.int32)
@@ -69,58 +70,73 @@ class AlignTask:
 
     @cached_property
     def _splits(self) -> tuple[SentencePairs, SentencePairs]:
-        """The training and validation splits."""
-        read = lambda split: corpus.read_pairs(self.config.data, split, self.config.seed, linked=False)
-        return read('train'), read('valid')
+        """The training and validation splits, without gold alignments."""
+        train, valid = (
+            corpus.read_pairs(self.config.data, split, self.config.seed, linked=False) for split in ('train', 'valid')
+        )
+        return train, valid
 
     @cached_property
     def vocabularies(self) -> corpus.Vocabularies:
+        """The vocabularies (source, target), loaded from `workdir` or built from the training split."""
         if self.workdir is not None:
             return corpus.load_vocabularies(self.workdir)
         return corpus.build_vocabularies(self.config.data, self._splits[0])
 
     @cached_property
     def _encoded(self) -> tuple[corpus.EncodedPairs, corpus.EncodedPairs]:
-        """Training sentences cut to the largest width, and those of the validation split."""
+        """The training split, cut to the largest width, and the validation split, as token ids."""
         train, valid = self._splits
-        cut = corpus.encode_pairs(train, self.vocabularies, self.config.data.widths[-1])
-        return cut, corpus.encode_pairs(valid, self.vocabularies, corpus.max_sentence_length(self.config.data))
+        data = self.config.data
+        return (
+            corpus.encode_pairs(train, self.vocabularies, data.widths[-1]),
+            corpus.encode_pairs(valid, self.vocabularies, corpus.max_sentence_length(data)),
+        )
 
     @property
     def examples(self) -> int:
+        """Number of training pairs."""
         return len(self._encoded[0].source)
 
     @cached_property
-    def _draw(self) -> Callable[[int], batches.BatchIndices]:
+    def _batch_indices(self) -> Callable[[int], batches.BatchIndices]:
+        """Step -> indices of the training pairs in its batch, and the width to which they are padded."""
         lengths = np.array([max(len(a), len(b)) for a, b in zip(*self._encoded[0], strict=True)])
         config = self.config
         return batches.shuffled_batches(lengths, config.data.widths, config.train.batch_size, config.seed)
 
     def batch(self, step: int, rows: slice = slice(None)) -> dict[str, np.ndarray]:
-        width, examples = self._draw(step)
+        """Return 'source' [B, S] and 'target' [B, T] int32 token ids of a step, S = T, or some of its rows."""
+        width, examples = self._batch_indices(step)
         source, target = (batches.pad_sequences(side, examples[rows], width) for side in self._encoded[0])
         return {'source': source, 'target': target}
 
     def save(self, workdir: Path) -> None:
+        """Write the vocabularies."""
         corpus.save_vocabularies(self.vocabularies, workdir)
 
     # Model
 
     @cached_property
     def model(self) -> Sequence2SequenceModel:
-        return make_sequence2sequence_model(self.config.model, *(each.size for each in self.vocabularies))
+        """The model for the vocabularies of this task."""
+        source, target = self.vocabularies
+        return make_sequence2sequence_model(self.config.model, source.size, target.size)
 
     @cached_property
     def translator(self) -> Translator:
-        """Decoding as `config.decode` says."""
+        """The model with the beams and the length penalty of `config.decode`."""
         config = self.config
-        decode = config.decode.beams, config.decode.length_penalty
-        return Translator(self.model, config.data.widths, config.train.batch_size, *decode)
+        return Translator(
+            self.model, config.data.widths, config.train.batch_size, config.decode.beams, config.decode.length_penalty
+        )
 
     def init(self, rng: jax.Array) -> Params:
+        """Return newly initialised parameters."""
         return self.model.init(rng)
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array) -> LossSums:
+        """Return the cross-entropy of the target tokens, and the auxiliary losses of experts."""
         logits, aux = self.model.forward(params, batch['source'], shift_right(batch['target']), rng)
         sums = cross_entropy(logits, batch['target'], self.config.train.label_smoothing, PAD)
         return blocks.add_expert_losses(self.config.model, sums, aux)
@@ -128,64 +144,69 @@ class AlignTask:
     # Scores
 
     def validate(self, params: Params) -> dict[str, float]:
-        """Loss and perplexity, and BLEU of greedy decoding."""
+        """Return loss (nats per token), perplexity, and BLEU of greedy decoding."""
         encoded = self._encoded[1]
-        nll, count, _ = self.translator.force(params, *encoded)
-        if not np.isfinite(nll):  # nothing can be translated; the loop raises for the loss
+        nll, count, _ = self.translator.score_translations(params, *encoded)
+        if not np.isfinite(nll):  # the model cannot translate; the training loop raises an error for this loss
             return {'loss': nll}
-        outputs = self._decoded(self.translator.greedy(params, encoded.source))
+        outputs = self._decode(self.translator.translate_greedily(params, encoded.source))
         bleu = scores.compute_bleu(outputs, self._splits[1].target)
         return {'loss': nll / count, 'perplexity': perplexity(nll / count), 'bleu': bleu}
 
     def evaluate(self, params: Params, split: str) -> dict[str, Any]:
-        """All scores; writes `samples/SPLIT.json` and the alignment of the references, `samples/SPLIT.links`."""
+        """Return all scores of a split.
+
+        Writes `samples/SPLIT.json`, and the links that the model gives to the references, `samples/SPLIT.links`.
+        """
         data = self.config.data
         pairs = corpus.read_pairs(data, split, self.config.seed)
         encoded = corpus.encode_pairs(pairs, self.vocabularies, corpus.max_sentence_length(data))
-        nll, count, weights = self.translator.force(params, *encoded)
+        nll, count, weights = self.translator.score_translations(params, *encoded)
         translations = self.translator.translate(params, encoded.source)
-        outputs = self._decoded(translations)
+        outputs = self._decode(translations)
         source_language, target_language = corpus.language_pair(data)
-        found: dict[str, Any] = {'split': split, 'sentences': len(outputs)}
-        found |= scores.score_texts(outputs, pairs.target, target_language)
-        found |= {'loss': nll / count, 'perplexity': perplexity(nll / count)}
+        result: dict[str, Any] = {'split': split, 'sentences': len(outputs)}
+        result |= scores.score_texts(outputs, pairs.target, target_language)
+        result |= {'loss': nll / count, 'perplexity': perplexity(nll / count)}
         if isinstance(data, GrammarPairs):
-            found['exact_match'] = scores.exact_match_rate(outputs, pairs.target, target_language)
+            result['exact_match'] = scores.exact_match_rate(outputs, pairs.target, target_language)
         links = self._links(weights, encoded, self.model.layer) if self.model.attends else None
         if links and pairs.links is not None:
             inverted = corpus.read_inversions(data, split, self.config.seed)
-            found |= scores.score_alignments(links, pairs.links, inverted)
+            result |= scores.score_alignments(links, pairs.links, inverted)
             if len(weights[0]) > 1:
-                found['aer_by_layer'] = self._by_layer(weights, encoded, pairs)
-        found['by_length'] = scores.bleu_by_length(pairs.source, outputs, pairs.target, source_language)
+                result['aer_by_layer'] = self._aer_by_layer(weights, encoded, pairs)
+        result['by_length'] = scores.bleu_by_length(pairs.source, outputs, pairs.target, source_language)
         if self.workdir is not None:
-            at = self.model.shift
-            shown = pictures.select_samples(pairs, outputs, encoded.source, translations, self.vocabularies, at)
+            shift = self.model.shift
+            samples = pictures.select_samples(pairs, outputs, encoded.source, translations, self.vocabularies, shift)
             with files.log_write_errors(self.workdir):
                 folder = self.workdir / 'samples'
                 folder.mkdir(exist_ok=True)
                 if links:
-                    write_links(folder / f'{split}.links', links['shifted' if at else 'emit'])
-                text = json.dumps(shown, ensure_ascii=False) + '\n'
+                    write_links(folder / f'{split}.links', links['shifted' if shift else 'emit'])
+                text = json.dumps(samples, ensure_ascii=False) + '\n'
                 (folder / f'{split}.json').write_text(text, encoding='utf-8')
-        return found
+        return result
 
-    def _decoded(self, translations: Sequence[Translation]) -> list[str]:
+    def _decode(self, translations: Sequence[Translation]) -> list[str]:
+        """Return the text of each translation."""
         return [self.vocabularies[1].decode(translation.target) for translation in translations]
 
     def _links(
         self, weights: Sequence[np.ndarray], encoded: corpus.EncodedPairs, layer: int
     ) -> dict[str, list[frozenset[Link]]]:
-        """The links of every sentence by each reading of one layer of the weights [L, T, S]."""
-        chosen = [one[layer] for one in weights]
+        """Return the links of each sentence from one layer of its weights [L, T, S], for each of `ALIGNMENT_SHIFTS`."""
+        layer_weights = [layers[layer] for layers in weights]
         return {
-            name: alignment.extract_split_links(chosen, encoded.source, encoded.target, self.vocabularies, shift)
+            name: alignment.extract_split_links(layer_weights, encoded.source, encoded.target, self.vocabularies, shift)
             for name, shift in ALIGNMENT_SHIFTS.items()
         }
 
-    def _by_layer(
+    def _aer_by_layer(
         self, weights: Sequence[np.ndarray], encoded: corpus.EncodedPairs, pairs: SentencePairs
     ) -> list[dict[str, Any]]:
+        """Return the alignment error rate of each layer, counted from 1, for each of `ALIGNMENT_SHIFTS`."""
         assert pairs.links is not None
         rows = []
         for layer in range(len(weights[0])):
@@ -203,53 +224,62 @@ class AlignTask:
         layer: int | None = None,
         shifted: bool = False,
     ) -> list[TranslatedSentence]:
-        """Translate sentences; layer, shifted: as in `read_at`.  joined: align words, not sub-words."""
-        task = self.read_at(layer, shifted)
-        vocabularies, at = task.vocabularies, task.model.shift
+        """Translate sentences that a user typed.
+
+        joined: align words instead of sub-words.  layer, shifted: as in `with_alignment_at`.
+        """
+        task = self.with_alignment_at(layer, shifted)
+        vocabularies, shift = task.vocabularies, task.model.shift
         translated = []
-        for sentence, ids, translation in task._typed(params, sentences):
+        for sentence, ids, translation in task._translate_typed(params, sentences):
             text = vocabularies[1].decode(translation.target)
             alignment = np.zeros((0, 0), np.float32), [], []
-            if translation.weights.size and len(translation.target) > at:
-                alignment = pictures.label_alignment(sentence, ids, translation, vocabularies, joined, at)
+            if translation.weights.size and len(translation.target) > shift:
+                alignment = pictures.label_alignment(sentence, ids, translation, vocabularies, joined, shift)
             translated.append(TranslatedSentence(sentence, text, *alignment))
         return translated
 
-    def read_at(self, layer: int | None, shifted: bool) -> 'AlignTask':
-        """This task with the alignment read off another layer, from 1, or one step after a word."""
+    def with_alignment_at(self, layer: int | None, shifted: bool) -> 'AlignTask':
+        """Return this task with the alignment taken from other attention weights.
+
+        layer: decoder layer, from 1; None: as in the config.
+        shifted: take the weights of the step after the one that emits a word; False: as in the config.
+
+        Raises UserError for a recurrent model, which has only one attention, and for a layer that the model lacks.
+        """
         if layer is None and not shifted:
             return self
         model = self.config.model
         if not isinstance(model, TranslatorConfig):
-            raise UserError(f'a {model.name} model has one attention, read where it makes a word; --layer and '
-                            '--shifted are for a transformer')  # fmt: skip
+            raise UserError(f'a {model.name} model has only one attention; --layer and --shifted need a transformer')
         layer = model.alignment_layer if layer is None else layer
-        at = 1 if shifted else model.alignment_shift
-        model = dataclasses.replace(model, alignment_layer=layer, alignment_shift=at)
+        shift = 1 if shifted else model.alignment_shift
+        model = dataclasses.replace(model, alignment_layer=layer, alignment_shift=shift)
         return AlignTask(dataclasses.replace(self.config, model=model), self.workdir)
 
     def attend(self, params: Params, texts: Sequence[str], layer: int | None, head: int | None) -> None:
-        """Draw every attention of the model over each sentence and its translation."""
-        for sentence, maps in zip(texts, self._maps(params, texts), strict=True):
+        """Draw every attention of the model over each sentence and its translation; print the paths of the files."""
+        for sentence, maps in zip(texts, self._iterate_maps(params, texts), strict=True):
             folder = head_grid.figure_path(self.workdir or Path(), 'attend', sentence)
             head_grid.draw_head_grids(folder, *maps, layer, head)
 
     def attention_maps(self, params: Params, text: str) -> AttentionMaps:
         """Return every attention of the model over a sentence and its translation."""
-        return next(self._maps(params, [text]))
+        return next(self._iterate_maps(params, [text]))
 
-    def _maps(self, params: Params, sentences: Sequence[str]) -> Iterator[AttentionMaps]:
-        run = jax.jit(self.model.maps)
-        for sentence, ids, translation in self._typed(params, sentences):
-            maps = jax.device_get(run(params, np.array([ids]), np.array([[BOS, *translation.target[:-1]]])))
+    def _iterate_maps(self, params: Params, sentences: Sequence[str]) -> Iterator[AttentionMaps]:
+        """Yield the attention of the model over each sentence and its translation."""
+        compute_maps = jax.jit(self.model.maps)
+        for sentence, ids, translation in self._translate_typed(params, sentences):
+            maps = jax.device_get(compute_maps(params, np.array([ids]), np.array([[BOS, *translation.target[:-1]]])))
             labels = pictures.label_maps(sentence, ids, translation.target, self.vocabularies)
             yield AttentionMaps({kind: weights[0] for kind, weights in maps.items()}, labels)
 
-    def _typed(self, params: Params, sentences: Sequence[str]) -> list[tuple[str, list[int], Translation]]:
-        """(sentence, ids, translation) of sentences that a user typed."""
+    def _translate_typed(self, params: Params, sentences: Sequence[str]) -> list[tuple[str, list[int], Translation]]:
+        """Return (sentence, source ids, translation) of each sentence that a user typed."""
         source = corpus.encode_user_sentences(
             sentences, self.vocabularies[0], corpus.max_sentence_length(self.config.data)
         )
-        # A batch has as many rows as sentences, up to that of training: one sentence does not cost a whole batch.
-        count = min(len(source), self.config.train.batch_size)
-        return list(zip(sentences, source, self.translator.translate(params, source, count), strict=True))
+        # As many rows as sentences, at most the training batch size: a single sentence is not padded to a whole batch.
+        batch_size = min(len(source), self.config.train.batch_size)
+        return list(zip(sentences, source, self.translator.translate(params, source, batch_size), strict=True))

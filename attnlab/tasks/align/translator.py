@@ -1,4 +1,4 @@
-"""Decoding and scoring of many sentences by a trained model, in few shapes."""
+"""Translation and scoring of many sentences by a trained model, compiled for few shapes."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -21,117 +21,140 @@ from attnlab.models.sequence2sequence import Sequence2SequenceModel
 from attnlab.tasks.task import Params
 
 SentenceIds = Sequence[list[int]]
-"""Ids of each sentence, with EOS."""
+"""Token ids of each sentence, with EOS."""
 
 
 class Translation(NamedTuple):
-    """target: ids with their EOS (without, if the length limit came first).  weights: [len(target), len(source)]."""
+    """A translation as token ids, and its attention to the source.
+
+    target: T ids, the last one EOS unless the length limit was reached first.
+    weights: [T, S] float32, for S source tokens.
+    """
 
     target: list[int]
     weights: np.ndarray
 
 
 def shift_right(labels: jax.Array) -> jax.Array:
-    """Decoder inputs of labels [B, T]: BOS and all labels but the last; padding where the label is padding."""
-    moved = jnp.concatenate([jnp.full_like(labels[:, :1], BOS), labels[:, :-1]], axis=1)
-    return jnp.where(labels == PAD, PAD, moved)
+    """Return decoder inputs for labels [B, T] int: BOS, then all labels but the last; PAD where the label is PAD."""
+    shifted = jnp.concatenate([jnp.full_like(labels[:, :1], BOS), labels[:, :-1]], axis=1)
+    return jnp.where(labels == PAD, PAD, shifted)
 
 
 class Translator:
     """A translation model whose functions are compiled once for each width of a batch.
 
-    Sentences are padded to `widths`, and `batch_size` of them are decoded at a time. beams: 1 decodes greedily.
+    widths: ascending lengths in tokens to which sentences are padded.
+    batch_size: sentences decoded at a time.
+    beams: 1 decodes greedily.
+    length_penalty: exponent of the length by which beam search divides a log-probability.
     """
 
     def __init__(
-        self, model: Sequence2SequenceModel, widths: Sequence[int], batch_size: int, beams: int = 1,
+        self,
+        model: Sequence2SequenceModel,
+        widths: Sequence[int],
+        batch_size: int,
+        beams: int = 1,
         length_penalty: float = 0.0,
     ) -> None:
         self.model, self.widths, self.batch_size = model, tuple(widths), batch_size
         self.beams, self.length_penalty = beams, length_penalty
-        self._force, self._greedy, self._search = map(jax.jit, (self._force_batch, self._greedy_batch, self._beams))
+        self._score, self._search_greedily, self._search_beams = map(
+            jax.jit, (self._score_batch, self._greedy_batch, self._beam_batch)
+        )
 
     def translate(self, params: Params, source: SentenceIds, batch_size: int | None = None) -> list[Translation]:
-        """Translations in the order of the sentences; batch_size: in place of the translator's.
+        """Translate sentences; return translations in their order.
 
-        Raises RunError if the model's logits are NaN or infinite.
+        batch_size: sentences decoded at a time; None: the translator's.
+
+        Raises RunError if the model's logits are NaN or infinite, UserError for a sentence that is longer than the
+        model's learned positions allow.
         """
         if self.beams == 1:
-            return self.greedy(params, source, batch_size)
+            return self.translate_greedily(params, source, batch_size)
         target: list[list[int]] = [[]] * len(source)
         for width, rows in self._batches([len(ids) for ids in source], batch_size):
-            tokens = jax.device_get(self._search(params, pad_sequences(source, rows, width)).tokens)
+            tokens = jax.device_get(self._search_beams(params, pad_sequences(source, rows, width)).tokens)
             check_decoded_tokens(tokens[rows >= 0])
-            for slot, row in _occupied(rows):
-                target[row] = _ended(tokens[slot, 0])
-        # Beam search keeps no attention: the best hypothesis is read once more.
-        weights = self.force(params, source, target, batch_size)[2]
-        return [Translation(ids, one[self.model.layer]) for ids, one in zip(target, weights, strict=True)]
+            for row, sentence in _occupied_rows(rows):
+                target[sentence] = _cut_at_eos(tokens[row, 0])
+        # Beam search keeps no attention weights; a forward pass over the best hypothesis computes them.
+        weights = self.score_translations(params, source, target, batch_size)[2]
+        return [Translation(ids, layers[self.model.layer]) for ids, layers in zip(target, weights, strict=True)]
 
-    def greedy(self, params: Params, source: SentenceIds, batch_size: int | None = None) -> list[Translation]:
-        """`translate` with one beam."""
-        out: list[Any] = [None] * len(source)
+    def translate_greedily(
+        self, params: Params, source: SentenceIds, batch_size: int | None = None
+    ) -> list[Translation]:
+        """Return the translations of greedy decoding, whatever `beams` is; arguments and errors of `translate`."""
+        translations: list[Any] = [None] * len(source)
         for width, rows in self._batches([len(ids) for ids in source], batch_size):
-            tokens, weights = jax.device_get(self._greedy(params, pad_sequences(source, rows, width)))
+            tokens, weights = jax.device_get(self._search_greedily(params, pad_sequences(source, rows, width)))
             check_decoded_tokens(tokens[rows >= 0])
-            for slot, row in _occupied(rows):
-                ids = _ended(tokens[slot])
-                out[row] = Translation(ids, weights[slot, : len(ids), : len(source[row])])
-        return out
+            for row, sentence in _occupied_rows(rows):
+                ids = _cut_at_eos(tokens[row])
+                translations[sentence] = Translation(ids, weights[row, : len(ids), : len(source[sentence])])
+        return translations
 
-    def force(
+    def score_translations(
         self, params: Params, source: SentenceIds, target: SentenceIds, batch_size: int | None = None
     ) -> tuple[float, int, list[np.ndarray]]:
-        """Score given translations: negative log-likelihood (nats), number of tokens, weights [L, T, S] of each."""
-        nll, count, out = 0.0, 0, [np.zeros((1, 0, 0), np.float32)] * len(source)
+        """Score existing translations by teacher forcing.
+
+        Returns the negative log-likelihood of all target tokens in nats, the number of target tokens, and the attention
+        of each sentence, [L, T, S] float32: L decoder layers, T target tokens, S source tokens.
+        """
+        nll, count, attention = 0.0, 0, [np.zeros((1, 0, 0), np.float32)] * len(source)
         lengths = [max(len(a), len(b)) for a, b in zip(source, target, strict=True)]
         for width, rows in self._batches(lengths, batch_size):
             sums, weights = jax.device_get(
-                self._force(params, pad_sequences(source, rows, width), pad_sequences(target, rows, width))
+                self._score(params, pad_sequences(source, rows, width), pad_sequences(target, rows, width))
             )
             nll, count = nll + float(sums.extras['nll']), count + int(sums.weight)
-            for slot, row in _occupied(rows):
-                out[row] = weights[slot, :, : len(target[row]), : len(source[row])]
-        return nll, count, out
+            for row, sentence in _occupied_rows(rows):
+                attention[sentence] = weights[row, :, : len(target[sentence]), : len(source[sentence])]
+        return nll, count, attention
 
-    def _force_batch(self, params: Params, source: jax.Array, labels: jax.Array) -> tuple[LossSums, jax.Array]:
+    def _score_batch(self, params: Params, source: jax.Array, labels: jax.Array) -> tuple[LossSums, jax.Array]:
+        """Return the loss and the attention [B, L, T, S] for source [B, S] and labels [B, T]."""
         source, labels = mesh_axes.shard_rows(source), mesh_axes.shard_rows(labels)
         logits, weights = self.model.read(params, source, shift_right(labels))
         return mesh_axes.replicate_arrays((cross_entropy(logits, labels, padding=PAD), weights))
 
     def _greedy_batch(self, params: Params, source: jax.Array) -> GreedyResult:
-        limit, state, step = self._begin(params, source)
+        limit, state, step = self._start_decoding(params, source)
         return mesh_axes.replicate_arrays(greedy_search(step, state, source.shape[0], bos=BOS, eos=EOS, limit=limit))
 
-    def _beams(self, params: Params, source: jax.Array) -> Hypotheses:
-        limit, state, step = self._begin(params, source)
+    def _beam_batch(self, params: Params, source: jax.Array) -> Hypotheses:
+        limit, state, step = self._start_decoding(params, source)
         first = jnp.full(source.shape[:1], BOS)
         penalty = self.length_penalty
         return beam_search(step, state, first, beams=self.beams, limit=limit, end=EOS, length_penalty=penalty)
 
-    def _begin(self, params: Params, source: jax.Array) -> tuple[int, Any, partial[Any]]:
-        """Largest number of tokens, first state and step function of a decoding."""
+    def _start_decoding(self, params: Params, source: jax.Array) -> tuple[int, Any, partial[Any]]:
+        """Return the largest number of target tokens, the initial state and the step function."""
         limit, source = max_translation_tokens(source.shape[1]), mesh_axes.shard_rows(source)
         return limit, self.model.start(params, source, limit), partial(self.model.step, params, limit)
 
     def _batches(self, lengths: Sequence[int], batch_size: int | None) -> list[BatchIndices]:
-        """Raises UserError for a sentence that has more tokens than the model has positions."""
-        needed, positions = (
-            max_translation_tokens(padded_width(max(lengths, default=1), self.widths)),
-            self.model.longest,
-        )
+        """Plan batches of sentences; UserError if the longest needs more positions than the model has learned."""
+        needed = max_translation_tokens(padded_width(max(lengths, default=1), self.widths))
+        positions = self.model.longest
         if positions is not None and needed > positions:
-            came = f'a sentence of {max(lengths)} tokens needs room for {needed}'
-            raise UserError(f'{came}; the model has {positions} learned positions')
+            raise UserError(
+                f'a sentence of {max(lengths)} tokens needs {needed} positions; '
+                f'expected at most {positions}, the learned positions of the model'
+            )
         return plan_batches(np.array(lengths), np.arange(len(lengths)), self.widths, batch_size or self.batch_size)
 
 
-def _occupied(rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(row of the batch, sentence) where the row is not empty."""
-    return ((slot, int(row)) for slot, row in enumerate(rows) if row >= 0)
+def _occupied_rows(rows: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield (row of the batch, index of the sentence) for rows that are not empty; an empty row has index -1."""
+    return ((row, int(sentence)) for row, sentence in enumerate(rows) if sentence >= 0)
 
 
-def _ended(tokens: np.ndarray) -> list[int]:
-    """The ids up to EOS, or all if the length limit came first."""
+def _cut_at_eos(tokens: np.ndarray) -> list[int]:
+    """Return the ids up to EOS, or all ids if the length limit was reached first."""
     ids = tokens.tolist()
     return ids[: ids.index(EOS) + 1] if EOS in ids else ids

@@ -1,1 +1,1 @@
-"""Language models."""
+"""Language models: training on text, evaluation, generation."""

@@ -1,7 +1,7 @@
-"""A trained language model that writes."""
+"""Text generation by a trained language model."""
 
 import logging
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -31,100 +31,117 @@ def generate_texts(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> list[str]:
-    """The prompt with at most so many tokens behind it, `samples` times.
+    """Return `samples` texts: the prompt, followed by at most `tokens` generated tokens.
 
-    A model sees `context` tokens: when they are full it goes on from the last half of them, and the log says so.
-    documents: the prompt opens a document, and each sample ends with its own.
-    temperature, top_k, top_p: as in `attnlab.decode.sampling.sample_tokens`.  Sample i is the same however many there are.
+    A model reads at most `context` tokens. When the context is full, generation continues from the second half of it,
+    and a line of the log says so.
+    documents: the prompt starts a document, and a sample ends where its document ends.
+    seed: sample i depends on the seed and on i, not on the number of samples.
+    temperature, top_k, top_p: as in `attnlab.decode.sampling.sample_tokens`.
 
     Raises:
-      UserError: for numbers out of range, texts that are larger than the memory, a prompt of characters that the model
-        does not know, and one without any.
+      UserError: if a number is out of range, the texts and caches do not fit into memory, the prompt has a character
+        that the model does not have, or the prompt is empty and the model was not trained on documents.
       RunError: if the model's logits are NaN or infinite.
     """
     for name, number in (('tokens', tokens), ('samples', samples)):
         if number < 1:
             raise UserError(f'{name} is {number}; expected at least 1')
-    if not 0 <= seed < 2**32:  # a key of JAX takes 32 bits
+    if not 0 <= seed < 2**32:  # `jax.random.key` takes 32 bits
         raise UserError(f'seed is {seed}; expected 0 to {2**32 - 1}')
     ids = encode_prompt(vocabulary, prompt, documents)
     end = vocabulary.marks[1] if documents and vocabulary.marks else None
     _check_memory(model, params, samples, len(ids) + tokens)
-    go_on = build_sampler(model, end, temperature, top_k, top_p)
-    texts, want = [ids.tolist() for _ in range(samples)], len(ids) + tokens
-    open_rows = np.ones(samples, bool)
+    sampler = build_sampler(model, end, temperature, top_k, top_p)
+    texts, max_length = [ids.tolist() for _ in range(samples)], len(ids) + tokens
+    is_open = np.ones(samples, bool)
     turn, context = 0, model.config.context
-    while open_rows.any():
-        # A text that has ended is not read any more, and leaves the others all their room.
-        windows = [_window(text, context if more else 1) for text, more in zip(texts, open_rows, strict=True)]
-        left = want - max(map(len, texts))
-        room = min(left, context - max(map(len, windows)) + 1)
+    while is_open.any():
+        # A finished text has a window of one token, so that it does not reduce how many tokens the others may add.
+        windows = [_window(text, context if unfinished else 1) for text, unfinished in zip(texts, is_open, strict=True)]
+        remaining = max_length - max(map(len, texts))
+        max_new = min(remaining, context - max(map(len, windows)) + 1)
         key = jax.random.fold_in(jax.random.key(seed), turn)
-        sampled = go_on(params, *_padded(windows, context), key, room)
-        check_decoded_tokens(np.asarray(sampled.tokens)[open_rows])
-        for row in np.flatnonzero(open_rows):
-            more = np.asarray(sampled.tokens[row, : int(sampled.lengths[row])]).tolist()
-            texts[row] += more
-            open_rows[row] = len(texts[row]) < want and (end is None or more[-1] != end)
-        if turn == 0 and open_rows.any():
-            logging.info('the context of %d tokens is full: goes on from its last half', context)
+        sampled = sampler(params, *_pad_windows(windows, context), key, max_new)
+        check_decoded_tokens(np.asarray(sampled.tokens)[is_open])
+        for row in np.flatnonzero(is_open):
+            new = np.asarray(sampled.tokens[row, : int(sampled.lengths[row])]).tolist()
+            texts[row] += new
+            is_open[row] = len(texts[row]) < max_length and (end is None or new[-1] != end)
+        if turn == 0 and is_open.any():
+            logging.info('the context of %d tokens is full: generation continues from its last half', context)
         turn += 1
     return [vocabulary.decode(text) for text in texts]
 
 
 def encode_prompt(vocabulary: Tokenizer, prompt: str, documents: bool) -> np.ndarray:
-    """The ids that a prompt begins with."""
+    """Return the token ids [n] of a prompt, after the start mark if it starts a document.
+
+    Sub-words log a warning that names the words that the training text lacks.
+
+    Raises UserError for an empty prompt if there is no start mark, and for a character that the model does not have.
+    """
     ids = vocabulary.encode(prompt, 'prompt')
-    if isinstance(
-        vocabulary, SubwordTokenizer
-    ):  # characters refuse unknown ones; bytes do not show which were trained on
+    # Characters raise an error for an unknown one, and bytes keep no list of those in the training text.
+    if isinstance(vocabulary, SubwordTokenizer):
         warn_of_unknown_words(vocabulary.vocabulary, prompt.split('\n'))
     marks = vocabulary.marks if documents else None
-    if not len(ids) and (prompt or marks is None):  # sub-words leave nothing of a prompt of invisible characters
-        raise UserError('the prompt is empty; expected some text to go on from')
+    if not len(ids) and (prompt or marks is None):  # a prompt of invisible characters has no sub-words
+        raise UserError('the prompt is empty; expected some text to continue')
     return ids if marks is None else np.concatenate([[marks[0]], ids])
 
 
 def _check_memory(model: LanguageModel, params: Params, samples: int, length: int) -> None:
-    """Raise UserError where so many texts of `length` tokens, and the cache of each, are larger than the memory."""
-    held = jax.eval_shape(lambda params: cache.init_cache(model, params, 1, model.config.context), params)
-    kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
-    on_device = samples * (2 * kept + 8 * model.vocabulary)  # the cache before and after a step, and float32 logits
-    text = samples * 40 * length  # a list of Python integers: 8 bytes for a place and 32 for an integer
-    host, device = environment.host_memory_bytes(), jax.local_devices()[0]
+    """Raise UserError if `samples` texts of `length` tokens and their caches do not fit into memory."""
+    row_cache = jax.eval_shape(lambda params: cache.init_cache(model, params, 1, model.config.context), params)
+    cache_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(row_cache))
+    # The cache before and after a step, and float32 logits, also twice.
+    device_bytes = samples * (2 * cache_bytes + 8 * model.vocabulary)
+    text_bytes = samples * 40 * length  # a list of Python integers: 8 bytes for a pointer and 32 for an integer
+    host_memory, device = environment.host_memory_bytes(), jax.local_devices()[0]
     if device.platform == 'cpu':
-        room, needed = host, on_device + text
+        available, needed = host_memory, device_bytes + text_bytes
     else:
-        room, needed = (device.memory_stats() or {}).get('bytes_limit', host), on_device
-    if needed > room or text > host:
-        came = f'{samples} samples of {length} tokens take about {max(needed, text):.2g} bytes'
-        raise UserError(f'{came}; this machine has {min(room, host):.2g}; expected fewer samples or tokens')
+        available, needed = (device.memory_stats() or {}).get('bytes_limit', host_memory), device_bytes
+    if needed > available or text_bytes > host_memory:
+        raise UserError(
+            f'{samples} samples of {length} tokens take about {max(needed, text_bytes):.2g} bytes; this machine has '
+            f'{min(available, host_memory):.2g}; expected fewer samples or tokens'
+        )
 
 
 def build_sampler(
     model: LanguageModel, end: int | None, temperature: float, top_k: int | None, top_p: float | None
-) -> Any:
-    """(params, windows [B, context], real [B, context], key, room) -> Sampled, compiled once a batch size."""
+) -> Callable[..., SampleResult]:
+    """Return a function that samples a continuation of windows of text; it is compiled once for each batch size.
+
+    The function has the arguments (params, windows [B, context] int32, token_mask [B, context] bool, key, max_new):
+    token_mask is True for the tokens of a window, False for padding; at most `max_new` tokens are sampled for each row.
+    end: id of the token that ends a row; None: no token does.
+    """
 
     @jax.jit
-    def go_on(params: Params, windows: jax.Array, real: jax.Array, rng: jax.Array, room: jax.Array) -> SampleResult:
+    def sample_continuation(
+        params: Params, windows: jax.Array, token_mask: jax.Array, rng: jax.Array, max_new: jax.Array
+    ) -> SampleResult:
         empty = cache.init_cache(model, params, windows.shape[0], model.config.context)
-        state, first = cache.prefill(model, params, empty, windows, real)
+        state, first = cache.prefill(model, params, empty, windows, token_mask)
         return sample_tokens(
-            cache.make_decode_step(model, params), state, first, rng=rng, limit=model.config.context, stop=room, end=end,
-            temperature=temperature, top_k=top_k, top_p=top_p,
+            cache.make_decode_step(model, params), state, first, rng=rng, limit=model.config.context, stop=max_new,
+            end=end, temperature=temperature, top_k=top_k, top_p=top_p,
         )  # fmt: skip
 
-    return go_on
+    return sample_continuation
 
 
 def _window(text: list[int], context: int) -> list[int]:
-    """What the model sees of a text: all of it, or when that leaves no room, the last half of its context."""
+    """Return the ids that the model reads: the whole text, or if it exceeds the context, the last half of a context."""
     return text if len(text) <= context else text[-max(1, context // 2) :]
 
 
-def _padded(windows: list[list[int]], width: int) -> tuple[jax.Array, jax.Array]:
-    tokens, real = np.zeros((len(windows), width), np.int32), np.zeros((len(windows), width), bool)
+def _pad_windows(windows: list[list[int]], width: int) -> tuple[jax.Array, jax.Array]:
+    """Return ids [B, width] int32 and a mask [B, width] bool that is True for ids and False for padding."""
+    tokens, token_mask = np.zeros((len(windows), width), np.int32), np.zeros((len(windows), width), bool)
     for row, window in enumerate(windows):
-        tokens[row, : len(window)], real[row, : len(window)] = window, True
-    return jnp.asarray(tokens), jnp.asarray(real)
+        tokens[row, : len(window)], token_mask[row, : len(window)] = window, True
+    return jnp.asarray(tokens), jnp.asarray(token_mask)

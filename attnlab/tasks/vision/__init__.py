@@ -1,1 +1,1 @@
-"""Image classification."""
+"""Image classification by Vision Transformers and residual networks."""

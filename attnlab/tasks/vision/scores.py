@@ -1,44 +1,56 @@
-"""How well classes are told, from the probabilities of each."""
+"""Scores of classification from class probabilities: accuracy, loss, calibration, confusion matrix."""
 
 import numpy as np
 
 CALIBRATION_BINS = 15
-"""Of the calibration error, as in Guo et al. 2017."""
+"""Number of confidence bins of the calibration error, as in Guo et al. 2017."""
 
 
 def score_classification(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Of probabilities [n, classes] and labels [n], each image once.
+    """Return the scores of probabilities [n, classes] float for labels [n] int.
 
-    accuracy: the likeliest class is the label's.  top5: it is among the five likeliest, with more than five classes.
-    loss: mean of -log p(label), in nats.  calibration_error: see `calibration_bins`.
+    accuracy: share of images whose label has the highest probability.
+    top5: share of images whose label is among the five most probable classes; only with more than five classes.
+    loss: mean of -log p(label), in nats.
+    calibration_error: mean distance of confidence and accuracy, weighted by the size of the bin; see
+      `calibration_bins`.
+
+    In accuracy and top5 a class as probable as the label ranks before it, so that equal probabilities score nothing.
     """
     n, classes = probabilities.shape
-    truth = probabilities[np.arange(n), labels]
-    # What is not less likely than the label's class counts as before it: who says the same of all has told nothing.
-    rank = classes - 1 - np.sum(probabilities < truth[:, None], axis=1)
-    found = {'accuracy': float(np.mean(rank < 1)), 'loss': float(-np.mean(np.log(np.maximum(truth, 1e-30))))}
+    label_probability = probabilities[np.arange(n), labels]
+    # Counts the classes that are not less probable, so that NaN probabilities rank before the label too.
+    rank = classes - 1 - np.sum(probabilities < label_probability[:, None], axis=1)
+    scores = {
+        'accuracy': float(np.mean(rank < 1)),
+        'loss': float(-np.mean(np.log(np.maximum(label_probability, 1e-30)))),
+    }
     if classes > 5:
-        found['top5'] = float(np.mean(rank < 5))
+        scores['top5'] = float(np.mean(rank < 5))
     sizes, confidence, accuracy = calibration_bins(probabilities, labels)
-    found['calibration_error'] = float(np.sum(sizes * np.abs(confidence - accuracy)) / n)
-    return found
+    scores['calibration_error'] = float(np.sum(sizes * np.abs(confidence - accuracy)) / n)
+    return scores
 
 
 def calibration_bins(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images by their confidence, the likeliest class's probability, in `CALIBRATION_BINS` of equal width (Guo et al. 2017, eq. 3).
+    """Group images into `CALIBRATION_BINS` bins of equal width by confidence, the probability of the top class.
 
-    Returns how many there are in each bin, their mean confidence and their accuracy, 0 in an empty one.
+    Returns three arrays [bins]: the number of images (int), their mean confidence and their accuracy (float); the last
+    two are 0 in an empty bin. Guo et al. 2017, equation 3.
     """
     confidence = probabilities.max(axis=1)
-    right = probabilities.argmax(axis=1) == labels
-    at = np.clip(np.ceil(np.nan_to_num(confidence) * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
-    sizes = np.bincount(at, minlength=CALIBRATION_BINS)
-    mean = lambda values: np.bincount(at, values, CALIBRATION_BINS) / np.maximum(sizes, 1)
-    return sizes, mean(confidence), mean(right)
+    correct = probabilities.argmax(axis=1) == labels
+    bins = np.clip(np.ceil(np.nan_to_num(confidence) * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
+    sizes = np.bincount(bins, minlength=CALIBRATION_BINS)
+
+    def bin_means(values: np.ndarray) -> np.ndarray:
+        return np.bincount(bins, values, CALIBRATION_BINS) / np.maximum(sizes, 1)
+
+    return sizes, bin_means(confidence), bin_means(correct)
 
 
 def confusion_matrix(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """[classes, classes] int: how many images of class (row) were taken for class (column)."""
+    """Return the number of images of each class (row) with each prediction (column), [classes, classes] int."""
     classes = probabilities.shape[1]
     pairs = labels * classes + probabilities.argmax(axis=1)
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
