@@ -54,7 +54,7 @@ def image_set(name, folder):
     kind = 'cifar100' if 'cifar100' in name else 'cifar10'
     layout = CIFAR_LAYOUTS[kind][1]
     for file in (*layout.train, *layout.test):
-        front = np.zeros((8, layout.before), np.uint8)
+        front = np.zeros((8, layout.label_bytes), np.uint8)
         pixels = random.integers(0, 256, (8, 3072)).astype(np.uint8)
         (folder / file).write_bytes(np.concatenate([front, pixels], axis=1).tobytes())
     (folder / layout.names).write_text('\n'.join(f'class{i}' for i in range(CLASS_COUNTS[kind])))

@@ -128,7 +128,7 @@ def test_shakespeare_by_download(tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     monkeypatch.setattr(corpus, 'SHAKESPEARE_URL', published.as_uri())
     monkeypatch.setattr(corpus, 'SHAKESPEARE_SHA256', hashlib.sha256(b'a\n').hexdigest())
-    hint = r'--config\.data\.folder=DIR, or as DIR/tinyshakespeare by ATTNLAB_DATA=DIR'
+    hint = r'--config\.data\.folder=DIR, or put them in DIR/tinyshakespeare and set ATTNLAB_DATA=DIR'
     with pytest.raises(UserError, match=rf'published\.txt: cannot be downloaded \(.*{hint}'):
         load_shakespeare()
     published.write_text('b\n')

@@ -225,7 +225,7 @@ def inverted_pairs(examples):
 
 def test_combinations_are_held_out():
     held = {(a.english, n.english[0]) for n in lexicon.NOUNS + lexicon.INSTITUTIONS for a in
-            lexicon.ADJECTIVES + lexicon.DOMAINS + lexicon.ORIGINS if sampling.held_out(a, n)}
+            lexicon.ADJECTIVES + lexicon.DOMAINS + lexicon.ORIGINS if sampling.is_held_out(a, n)}
     for split in ('train', 'valid', 'test', 'test_lengths'):
         assert not [pair for _, *pair in inverted_pairs(drawn(split)) if tuple(pair) in held]
     seen = {e.source for e, *pair in inverted_pairs(drawn('test_combinations')) if tuple(pair) in held}
@@ -237,7 +237,7 @@ def test_every_sentence_holds_a_held_out_combination():
     for e in drawn('test_combinations')[:300]:
         words = set(e.source_words)
         here = [n for n in lexicon.NOUNS + lexicon.INSTITUTIONS if words & set(n.english)]
-        assert any(sampling.held_out(a, n) for a in every if a.english in words for n in here), e.source
+        assert any(sampling.is_held_out(a, n) for a in every if a.english in words for n in here), e.source
 
 
 @pytest.mark.parametrize('split', EVERY)

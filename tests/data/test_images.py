@@ -35,13 +35,13 @@ def published(name, kind):
     found = {}
     for file in (*layout.train, *layout.test):
         labels = labels_of(file)
-        if layout.before:
-            front = np.array([[9] * (layout.before - 1) + [label] for label in labels], np.uint8)
+        if layout.label_bytes:
+            front = np.array([[9] * (layout.label_bytes - 1) + [label] for label in labels], np.uint8)
             found[file] = np.concatenate([front, planes()], axis=1).tobytes()
         else:
             found[file] = pickled({b'data': planes(), layout.label.encode(): labels, b'filenames': [b'x.png'] * 4})
     names = [f'class{i}' for i in range(images.CLASS_COUNTS[name])]
-    if layout.before:
+    if layout.label_bytes:
         found[layout.names] = '\n'.join([*names, '', '']).encode()
     else:
         found[layout.names] = pickled({layout.label[:-1].encode() + b'_names': [x.encode() for x in names]})
@@ -127,7 +127,7 @@ class Bomb:
     ('test_batch', pickled({b'data': planes(), b'labels': [1, 2, 3, 10]}), 'label 10 is outside the classes'),
     ('test_batch', pickled([1]), 'test_batch: holds a list; expected a dict'),
     ('test_batch', pickled({b'data': planes(), b'labels': [1] * 4})[:-9], 'test_batch: cannot be read as a pickle'),
-    ('test_batch', pickle.dumps(Bomb()), 'print is no part of a data set'),
+    ('test_batch', pickle.dumps(Bomb()), 'print is not allowed in the pickle of a data set'),
     ('test_batch', pickled({b'data': planes(), b'labels': [0.5] * 4}), 'test_batch: labels are float64; expected int'),
     ('test_batch', pickled({b'data': planes(), b'labels': [[1], [1, 2]]}), 'test_batch: setting an array element'),
     ('batches.meta', pickled({b'label_names': [b'cat']}), 'batches.meta: 1 names of classes; expected 10'),
@@ -149,7 +149,7 @@ def test_a_binary_file_cut_short_is_named(tmp_path):
 
 
 def test_missing_files_and_archives_cut_short(tmp_path):
-    with pytest.raises(UserError, match='no cifar10 there; expected cifar-10-batches-py or cifar-10-python.tar.gz or'):
+    with pytest.raises(UserError, match='cifar10 not found; expected cifar-10-batches-py or cifar-10-python.tar.gz or'):
         images.load_cifar('cifar10', 'train', tmp_path / 'nowhere')
     layout, found = published('cifar10', 0)
     del found['data_batch_3']
@@ -175,7 +175,7 @@ def test_a_download_that_fails_says_what_helps(tmp_path, monkeypatch):
     monkeypatch.delenv('ATTNLAB_DATA', raising=False)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     monkeypatch.setattr(images, 'CIFAR_URL', 'file:///nowhere/')
-    with pytest.raises(UserError, match='cannot be downloaded .* a folder that holds it is taken by --config.data.fo'):
+    with pytest.raises(UserError, match='cannot be downloaded .* name their folder by --config.data.fo'):
         images.load_cifar('cifar10', 'test')
 
 
@@ -185,7 +185,7 @@ def test_arrays_in_a_file(tmp_path):
     found = images.load_npz_images(path, 3, (8, 6, 2))
     assert found.pixels.shape == pixels.shape and found.labels.dtype == np.int32 and found.names == ('0', '1', '2')
     for given, message in (
-        (dict(images=pixels), "lacks labels; expected 'images' and 'labels'"),
+        (dict(images=pixels), "has no labels; expected the arrays 'images' and 'labels'"),
         (dict(images=pixels.astype(np.float32), labels=np.zeros(5, int)), 'images are float32'),
         (dict(images=pixels[:, 1:], labels=np.zeros(5, int)), r'\(5, 7, 6, 2\); expected uint8 \[n, 8, 6, 2\]'),
         (dict(images=pixels, labels=np.zeros(4, int)), r'labels are int64 \(4,\); expected integers \[5\]'),
@@ -198,7 +198,7 @@ def test_arrays_in_a_file(tmp_path):
         with pytest.raises(UserError, match=message):
             images.load_npz_images(path, 3, (8, 6, 2))
     np.save(tmp_path / 'one.npy', pixels)
-    with pytest.raises(UserError, match=r'one.npy: cannot be read as .npz \(it is one array\)'):
+    with pytest.raises(UserError, match=r'one.npy: cannot be read as .npz \(it holds a single array\)'):
         images.load_npz_images(tmp_path / 'one.npy', 3, (8, 6, 2))
     path.write_bytes(b'PK not really')
     with pytest.raises(UserError, match='cannot be read as .npz'):

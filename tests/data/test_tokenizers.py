@@ -85,7 +85,7 @@ def test_characters_in_another_order_are_no_vocabulary():
 
 
 def test_a_stream_has_no_marks():
-    with pytest.raises(ValueError, match='no marks for documents'):
+    with pytest.raises(ValueError, match='the tokenizer has no document marks'):
         encode_document(ByteTokenizer(), SourceText('a', 'x'))
 
 
@@ -100,7 +100,7 @@ def test_ids_outside_of_the_table_raise(kind, method):
 
 def test_an_unknown_character_is_named_with_its_line():
     made = CharacterTokenizer('\nab')
-    message = r"in\.txt, line 7: character 'é' \(U\+00E9\) is none of the 3 of the training text; bytes and subwords"
+    message = r"in\.txt, line 7: character 'é' \(U\+00E9\) is not one of the 3 of the training text; bytes and subwords"
     with pytest.raises(UserError, match=message):
         made.encode(*SourceText('ab\n\nabéz', 'in.txt', 5))
     for text, shown in (('z', "'z'"), ('\t', r"'\\t'"), (' ', "' '"), ('\udc80', r"'\\udc80'"), ('😀', "'😀'")):
@@ -117,8 +117,8 @@ def test_an_argument_that_is_no_utf8_is_refused(kind):
 @pytest.mark.parametrize(('kind', 'text', 'size', 'message'), [
     ('char', 'a', 0, "vocabulary 'char': expected one of characters, bytes, subwords"),
     ('characters', '', 0, 'no text to build a vocabulary from'),
-    ('characters', 'a', 9, 'vocabulary size 9: characters have a size of their own; expected 0'),
-    ('bytes', 'a', 256, 'vocabulary size 256: bytes have'),
+    ('characters', 'a', 9, 'vocabulary size 9: the size of characters is fixed; expected 0'),
+    ('bytes', 'a', 256, 'vocabulary size 256: the size of bytes is fixed'),
     ('subwords', 'a', 0, 'vocabulary size 0: expected at least 5'),
     ('subwords', '\n', 300, 'no text'),
 ])  # fmt: skip

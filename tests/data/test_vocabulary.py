@@ -68,7 +68,7 @@ def test_words_that_training_lacks_are_named(small, caplog):
     lines = ["L'homme a vu 日本.", 'Une ñandou boit.', 'É日 日本']
     assert [small.unknown_words(line) for line in lines] == [['日本'], ['ñandou'], ['É日', '日本']]
     warn_of_unknown_words(small, lines)
-    assert caplog.messages == ['unknown to the model, as its training text lacks them: 日本, ñandou, É日']
+    assert caplog.messages == ['unknown words, not in the training text of the model: 日本, ñandou, É日']
     warn_of_unknown_words(small, LINES)
     assert len(caplog.messages) == 1
     warn_of_unknown_words(small, ['日' * count for count in range(1, 31)])

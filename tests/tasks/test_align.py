@@ -169,7 +169,7 @@ def test_words_that_the_model_does_not_know_are_marked_and_named(tiny, capsys, c
     screen = capsys.readouterr().err
     assert '╭ le <unk>\n' in screen and '╭ café <unk>\n' in screen and '╭ the\n' in screen
     assert [line for line in caplog.messages if 'café' in line] == [
-        'unknown to the model, as its training text lacks them: le, café'
+        'unknown words, not in the training text of the model: le, café'
     ]
     picture = next(line for line in screen.splitlines() if '.png' in line).split('  ')[0]
     columns = heatmap.load_alignment(picture.removesuffix('.png') + '.npz')[2]

@@ -318,7 +318,7 @@ def test_values_that_nothing_can_be_made_of_leave_no_trace(tmp_path, capsys, mon
 
 def test_what_only_the_text_can_tell_leaves_no_trace_either(tmp_path):
     for changes, message in (
-        ({'data__documents': 'zz'}, "documents by 'zz'; expected lines, paragraphs or a string that stands between"),
+        ({'data__documents': 'zz'}, "documents by 'zz'; expected lines, paragraphs or a string that separates them"),
         ({'model__context': 5000}, r'model.context is 5000; expected at most \d+, the tokens of the training text'),
         ({'data__share': 0.0001}, 'characters cannot be divided at 0.0001 into two texts'),
     ):

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from attnlab.data import digits, grammar, images, kept, vocabulary
+from attnlab.data import digits, disk_cache, grammar, images, vocabulary
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-    monkeypatch.setattr(kept, 'ENOUGH', 10)
+    monkeypatch.setattr(disk_cache, 'MIN_EXAMPLES', 10)
     return tmp_path / 'attnlab' / 'made'
 
 
@@ -24,28 +24,28 @@ def made(calls, value=1):
 def test_it_is_made_once_for_each_key_and_each_code(folder, monkeypatch):
     calls = []
     for value, key in ((1, (0,)), (2, (0,)), (3, (1,)), (4, (1,))):
-        np.testing.assert_array_equal(kept.kept('a', 20, key, made(calls, value))['x'], [1 if key == (0,) else 3] * 3)
+        np.testing.assert_array_equal(disk_cache.cached_arrays('a', 20, key, made(calls, value))['x'], [1 if key == (0,) else 3] * 3)
     assert calls == [1, 3] and len(list(folder.iterdir())) == 2
-    monkeypatch.setattr(kept, '_code', lambda: b'other')
-    assert kept.kept('a', 20, (0,), made(calls, 5))['x'][0] == 5
-    assert kept.kept('a', 21, (0,), made(calls, 6))['x'][0] == kept.kept('b', 21, (0,), made(calls, 6))['x'][0] == 6
+    monkeypatch.setattr(disk_cache, '_code_digest', lambda: b'other')
+    assert disk_cache.cached_arrays('a', 20, (0,), made(calls, 5))['x'][0] == 5
+    assert disk_cache.cached_arrays('a', 21, (0,), made(calls, 6))['x'][0] == disk_cache.cached_arrays('b', 21, (0,), made(calls, 6))['x'][0] == 6
 
 
 @pytest.mark.parametrize('damage', [b'', b'x' * 500, None])
 def test_a_damaged_file_is_made_anew(folder, damage):
-    kept.kept('a', 20, (0,), made([]))
+    disk_cache.cached_arrays('a', 20, (0,), made([]))
     [file] = folder.iterdir()
     file.write_bytes(file.read_bytes()[:-40] if damage is None else damage)
     calls = []
-    assert kept.kept('a', 20, (0,), made(calls, 2))['x'][0] == 2 and calls
-    assert kept.kept('a', 20, (0,), made(calls, 3))['x'][0] == 2
+    assert disk_cache.cached_arrays('a', 20, (0,), made(calls, 2))['x'][0] == 2 and calls
+    assert disk_cache.cached_arrays('a', 20, (0,), made(calls, 3))['x'][0] == 2
 
 
 def test_few_are_drawn_anew_and_where_nothing_can_be_kept_all_are(folder, monkeypatch, tmp_path):
-    assert kept.kept('a', 9, (0,), made([]))['x'][0] == 1 and not folder.exists()
+    assert disk_cache.cached_arrays('a', 9, (0,), made([]))['x'][0] == 1 and not folder.exists()
     (tmp_path / 'file').touch()
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
-    assert [kept.kept('a', 20, (0,), made([], value))['x'][0] for value in (1, 2)] == [1, 2]
+    assert [disk_cache.cached_arrays('a', 20, (0,), made([], value))['x'][0] for value in (1, 2)] == [1, 2]
 
 
 def test_sentences_and_digits_come_back_as_they_were_drawn(folder):
@@ -84,5 +84,5 @@ def test_vocabularies_and_ids_come_back_as_they_were_made(folder, monkeypatch, k
 
 
 def test_what_is_large_is_not_kept(folder, monkeypatch):
-    monkeypatch.setattr(kept, 'MOST', 23)
-    assert kept.kept('a', 20, (0,), made([]))['x'][0] == 1 and not folder.exists()
+    monkeypatch.setattr(disk_cache, 'MAX_BYTES', 23)
+    assert disk_cache.cached_arrays('a', 20, (0,), made([]))['x'][0] == 1 and not folder.exists()
