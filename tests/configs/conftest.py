@@ -15,7 +15,7 @@ from attnlab.configs import Section, field
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Section):
-    lr: float = field(0.1, 'rate', least=0)
+    lr: float = field(0.1, 'rate', ge=0)
     nesterov: bool = field(False, 'momentum')
     width: float = field(3.0, 'width')
 
@@ -23,7 +23,7 @@ class Optimizer(Section):
 class Model(Section):
     layers: int = field(2, 'layers')
     shape: tuple[int, ...] = field((8, 8), 'sizes')
-    image: tuple[int, int] = field((4, 4), 'height and width', least=1)
+    image: tuple[int, int] = field((4, 4), 'height and width', ge=1)
     languages: tuple[str, str] = field(('en', 'fr'), 'languages')
     rates: tuple[float, ...] = field((0.0, 0.5), 'rates')
     pool: Literal['mean', 'max'] = field('mean', 'pooling')

@@ -47,7 +47,7 @@ def test_any_config_comes_back_equal(values):
 @pytest.mark.parametrize('text', ['{"a": NaN}', '{"a": Infinity}', '[1]', '{', '', '\xff'])
 def test_what_is_no_config_is_refused(tmp_path, text):
     (tmp_path / 'config.json').write_text(text, 'latin-1')
-    with pytest.raises(UserError, match=r'config\.json is no config'):
+    with pytest.raises(UserError, match=r'config\.json is not a config'):
         configs.load_config(tmp_path / 'config.json')
 
 

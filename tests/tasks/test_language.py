@@ -296,7 +296,7 @@ BAD = [
     ('model.layers=0', 'model.layers is 0; expected 1 or more'),
     ('data.name=text', "data.name is 'text'; expected 'shakespeare', 'file' or 'grammar'"),
     ('data.name=file', 'data.path is empty; expected a path: --config.data.path=FILE'),
-    ('data.name=grammar', "data.documents is ''; a sentence of the grammar is one, expected 'lines'"),
+    ('data.name=grammar', "data.documents is ''; expected 'lines'"),
     ('data.vocabulary=words', "data.vocabulary is 'words'; expected 'characters', 'bytes' or 'subwords'"),
     ('data.vocabulary=subwords', 'data.vocabulary_size is 0 for subwords; expected a size'),
     ('data.vocabulary_size=9', 'data.vocabulary_size is 9 for characters; expected a size for subwords and 0'),
