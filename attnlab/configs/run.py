@@ -47,7 +47,7 @@ class RunConfig(Section):
     """A whole config; each task adds the sections `data` and `model`, and further ones of its own."""
 
     task: str = field('', "'align', 'language', 'vision', or 'package.module:Class' of a task of your own")
-    seed: int = field(0, 'seed of all random numbers: initial parameters, data order, augmentation, dropout', ge=0, le=2**32 - 1)
+    seed: int = field(0, 'seed of initial parameters, data order and noise', ge=0, le=2**32 - 1)
     start: str = field('', 'work directory of a run whose parameters are the initial ones')
     optimizer: OptimizerConfig = field(OptimizerConfig(), 'optimizer')
     train: TrainConfig = field(TrainConfig(), 'training loop')
