@@ -1,4 +1,4 @@
-"""English to French on the 29,000 captions of Multi30k: attention, or one fixed context vector.
+"""English to French on the 29,000 captions of Multi30k, by GRUs with attention or one fixed context vector.
 
 attnlab train --config=experiments/align/multi30k_gru.py --workdir=runs/multi30k
 attnlab train --config=experiments/align/multi30k_gru.py:fixed --workdir=runs/multi30k_fixed
