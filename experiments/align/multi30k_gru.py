@@ -25,7 +25,7 @@ SCORES: dict[str, Any] = {'': 'additive', 'dot': 'dot', 'fixed': 'none'}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: '' for additive attention, 'dot' for the scaled dot product, 'fixed' for no attention."""
+    """Return the config.  arg: '' for additive attention, 'dot' for scaled dot product, 'fixed' for no attention."""
     if arg not in SCORES:
         raise ValueError(f"the argument is {arg!r}; expected '', 'dot' or 'fixed'")
     return config_dict(

@@ -22,7 +22,7 @@ from attnlab.configs import (
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: '' for pre-norm, 'post' for post-norm, as in Vaswani et al. 2017."""
+    """Return the config.  arg: '' for pre-norm, 'post' for post-norm, as in Vaswani et al. 2017."""
     if arg not in ('', 'post'):
         raise ValueError(f"the argument is {arg!r}; expected '' or 'post'")
     return config_dict(

@@ -22,7 +22,10 @@ from attnlab.configs import (
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: '' for RNNsearch, 'fixed' for RNNencdec, with a unidirectional encoder and one fixed context vector."""
+    """Return the config.
+
+    arg: '' for RNNsearch, 'fixed' for RNNencdec, with a unidirectional encoder and one fixed context vector.
+    """
     if arg not in ('', 'fixed'):
         raise ValueError(f"the argument is {arg!r}; expected '' or 'fixed'")
     return config_dict(

@@ -6,7 +6,7 @@ attnlab eval --workdir=runs/shakespeare
 attnlab generate --workdir=runs/shakespeare --prompt="ROMEO:" --temperature=0.8
 attnlab sweep --config=experiments/language/shakespeare_char.py --sweep=rates,orders --workdir=sweeps/rates --workers=2
 
-Two cores of an AMD EPYC, mean of seeds 0 to 2, validation loss after the last step (nanoGPT: 1.88): 1.758;
+Two cores of an AMD EPYC, mean of seeds 0 to 2, validation loss after the last step (nanoGPT reports 1.88): 1.758;
 'today' 1.666, 'convolution' 1.669, 'rotary' 1.719, 'swiglu' 1.742, 'experts' 1.749; the others in docs/language.md.
 """
 
@@ -45,7 +45,7 @@ VARIANTS = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: '' for GPT-2's block, else the name of a variant; 'today' combines several."""
+    """Return the config.  arg: '' for GPT-2's block, else the name of a variant; 'today' combines several."""
     if arg not in VARIANTS:
         raise ValueError(f'the argument is {arg!r}; expected one of {", ".join(map(repr, VARIANTS))}')
     return config_dict(

@@ -35,7 +35,10 @@ MODELS = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: '' for the compact convolutional Transformer, 'vit' for a plain ViT, 'resnet' for a residual network."""
+    """Return the config.
+
+    arg: '' for the compact convolutional Transformer, 'vit' for a plain ViT, 'resnet' for a residual network.
+    """
     if arg not in MODELS:
         raise ValueError(f'the argument is {arg!r}; expected one of {", ".join(map(repr, MODELS))}')
     return config_dict(

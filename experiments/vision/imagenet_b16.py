@@ -17,7 +17,7 @@ SIZES = {'Ti/16': 16, 'S/16': 16, 'B/16': 16, 'L/16': 16, 'H/14': 14}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: model size and patch size, as 'L/16'; '' for B/16."""
+    """Return the config.  arg: model size and patch size, as 'L/16'; '' for B/16."""
     arg = arg or 'B/16'
     if arg not in SIZES:
         raise ValueError(f'the argument is {arg!r}; expected one of {", ".join(map(repr, SIZES))}')
