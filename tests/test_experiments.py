@@ -26,7 +26,7 @@ VISION = TRAIN | {
     'optimizer.warmup': '2 steps', 'model.layers': '1', 'model.width': '16', 'model.heads': '2',
     'model.mlp_width': '16',
 }  # fmt: skip
-ALIKE = (  # no other code than the others
+SIMILAR = (  # no other code than the others
     'gpt', 'llama', 'mixtral', 'base', 'big', 'multi30k', 'grammar_transformer', 'files', 'rnnsearch',
     'cifar10_small', 'cifar10.', 'cifar10_pmap', 'cifar100', 'imagenet',
 )  # fmt: skip
@@ -39,7 +39,7 @@ def write_corpus(folder):
             (folder / f'{name}.{language}').write_text(''.join(pair[side] + '\n' for pair in TEXT))
 
 
-def image_set(name, folder):
+def write_images(name, folder):
     """Where an experiment finds a few images, written into `folder`."""
     random = np.random.default_rng(0)
     if 'digits' in name:
@@ -61,10 +61,10 @@ def image_set(name, folder):
     return {'data.folder': str(folder), 'data.held_out': '4'}
 
 
-def overrides(name, folder):
+def small_overrides(name, folder):
     """An experiment cut down to seconds, on a text or a corpus in `folder` where it has none of its own."""
     if 'vision' in name:
-        return list((VISION | image_set(name, folder)).items())
+        return list((VISION | write_images(name, folder)).items())
     recurrent = 'gru' in name or 'rnn' in name
     more = TRAIN | {'optimizer.warmup': '2 steps'} | (RECURRENT if recurrent else TRANSFORMER)
     if 'language' in name:
@@ -86,8 +86,8 @@ def overrides(name, folder):
     return list((more | data | {'data.widths': '20'}).items())
 
 
-def slow_if_alike(name):
-    return pytest.param(name, marks=[pytest.mark.slow] if any(word in name for word in ALIKE) else [])
+def slow_if_similar(name):
+    return pytest.param(name, marks=[pytest.mark.slow] if any(word in name for word in SIMILAR) else [])
 
 
 def sections(config, above=''):
@@ -98,7 +98,7 @@ def sections(config, above=''):
             yield from sections(getattr(config, field.name), f'{above}{field.name}.')
 
 
-def record_reads(config, monkeypatch):
+def record_field_reads(config, monkeypatch):
     """The dotted keys that code of the package reads from now on; copies, comparisons and hashes do not count."""
     prefixes = {id(section): above for above, section in sections(config)}
     read = set()
@@ -129,16 +129,16 @@ DEPENDENT = [  # fields that are read if others have these values
 def fields_and_reads(experiment, folder, monkeypatch, changes=()):
     """The dotted keys of a config, and those that training and evaluation read."""
     write_corpus(folder)
-    plain = configs.load_experiment(experiment, list((dict(overrides(experiment, folder)) | dict(changes)).items()))
+    plain = configs.load_experiment(experiment, list((dict(small_overrides(experiment, folder)) | dict(changes)).items()))
     config = create_task(plain).config
-    read = record_reads(config, monkeypatch)
+    read = record_field_reads(config, monkeypatch)
     run.train_run(config, folder / 'run')
     task = create_task(config, folder / 'run')
     task.evaluate(jax.jit(task.init)(jax.random.key(0)), task.default_split)
     return set(leaves(plain)), read
 
 
-@pytest.mark.parametrize('experiment', [slow_if_alike(name) for name in EXPERIMENTS])
+@pytest.mark.parametrize('experiment', [slow_if_similar(name) for name in EXPERIMENTS])
 def test_every_field_is_read(experiment, tmp_path, monkeypatch, quickly):
     every, read = fields_and_reads(experiment, tmp_path, monkeypatch)
     dependent = {key for _, _, keys in DEPENDENT for key in keys}
@@ -155,13 +155,13 @@ def test_a_field_that_depends_on_others_is_read_with_them(
 
 
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
-def test_an_argument_that_is_none_is_refused(experiment):
+def test_an_unknown_argument_is_refused(experiment):
     with pytest.raises(UserError, match="the argument is 'nonsense'; expected"):
         configs.load_experiment(f'{experiment}:nonsense')
 
 
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
-def test_the_docstring_opens_with_what_it_is_and_its_command(experiment):
+def test_the_docstring_has_the_train_command(experiment):
     assert f'attnlab train --config={experiment}' in Path(experiment).read_text('utf-8').split('"""')[1]
 
 

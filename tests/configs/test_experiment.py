@@ -26,7 +26,7 @@ def test_the_config_is_locked(experiment):
         config.other = 3
 
 
-def test_the_argument(experiment, error, changed):
+def test_the_argument_of_get_config(experiment, error, changed):
     assert configs.load_experiment('e.py').name == 'plain'
     assert configs.load_experiment('e.py:').name == 'plain'
     assert configs.load_experiment('e.py:a.py:b').name == 'a.py:b'
@@ -38,7 +38,7 @@ def test_the_argument(experiment, error, changed):
     assert 'without an argument' in error(changed('def get_config(arg): return 3'))
 
 
-def test_a_file_that_is_none(experiment, error, changed):
+def test_files_that_are_not_experiments_are_refused(experiment, error, changed):
     assert 'there is no experiment file f.py' in error('f.py')
     assert 'expected an experiment file as path.py[:arg]' in error('e.yaml')
     Path('experiments').mkdir()
@@ -98,13 +98,13 @@ def test_the_repository_is_searched_after_the_current_folder(tmp_path, experimen
     ('__import__("numpy").float64(1)', 'config.model.shape is a float64'),
     ('config_dict.required_placeholder(int)', 'a value is required: --config.model.shape=...'),
 ])  # fmt: skip
-def test_a_file_with_a_value_that_no_json_holds(experiment, value, expected, error, changed):
+def test_a_value_that_json_cannot_hold_is_refused(experiment, value, expected, error, changed):
     head = 'from ml_collections import ConfigDict, config_dict\n'
     fields = f'task="toy_task:ToyTask", model=dict(shape={value})'
     assert expected in error(changed(f'{head}def get_config(arg=""): return ConfigDict(dict({fields}))'))
 
 
-def test_a_required_value_is_taken(experiment, changed):
+def test_a_required_value_may_be_given_as_an_override(experiment, changed):
     file = changed('from ml_collections import ConfigDict, config_dict\n'
                  'def get_config(arg=""): return ConfigDict(dict(task="toy_task:ToyTask", '
                  'seed=config_dict.required_placeholder(int)))')
@@ -121,7 +121,7 @@ def test_a_required_value_is_taken(experiment, changed):
     ('class Mine(', 'which cannot be imported: SyntaxError'),
     ('import no_such_module', 'which cannot be imported: ModuleNotFoundError'),
 ])  # fmt: skip
-def test_a_task_of_ones_own_that_is_none_is_refused_in_one_line(experiment, error, changed, monkeypatch, module, said):
+def test_an_invalid_task_of_the_user_is_refused_in_one_line(experiment, error, changed, monkeypatch, module, message):
     Path('broken_task.py').write_text(module)
     monkeypatch.delitem(sys.modules, 'broken_task', raising=False)
-    assert said in error(changed('toy_task:ToyTask', 'broken_task:Mine'))
+    assert message in error(changed('toy_task:ToyTask', 'broken_task:Mine'))

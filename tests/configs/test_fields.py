@@ -59,7 +59,7 @@ def test_an_experiment_has_the_fields_of_its_dataclass(experiment):
     assert configs.config_to_json(configs.config_dict(check(config))) == configs.config_to_json(config)
 
 
-def declared():
+def declared_fields():
     """(dotted key, field) of all dataclasses of configs."""
     for task, (cls, _) in TASKS.items():
         for section in sections(cls):
@@ -75,13 +75,13 @@ def sections(cls):
 
 
 def test_every_field_has_a_description_of_one_line_and_an_allowed_default():
-    for key, field in declared():
+    for key, field in declared_fields():
         assert field.doc and '\n' not in field.doc and len(field.doc) < 110, key
         if not field.required and not field.sections:
             assert fields.checked_value(field, field.default, '') == field.default, key
 
 
-def test_every_field_is_one_of_an_experiment():
+def test_every_field_is_in_an_experiment():
     """Which tests/test_experiments.py shows to be read."""
     used = set()
     for config in map(loaded, [*EXPERIMENTS, 'experiments/vision/cifar10_small.py:resnet']):
@@ -93,7 +93,7 @@ def test_every_field_is_one_of_an_experiment():
 
 
 @pytest.mark.parametrize('task', ONE_A_TASK)
-def test_each_missing_field_has_its_default_or_is_named(task):
+def test_each_missing_field_gets_its_default_or_is_an_error(task):
     whole = loaded(ONE_A_TASK[task])
     for key in all_keys(ONE_A_TASK[task]):
         config = changed(ONE_A_TASK[task], key, remove=True)
@@ -105,16 +105,16 @@ def test_each_missing_field_has_its_default_or_is_named(task):
         with config.unlocked():
             added = fields.fill_defaults(config_class(config.task), config)
         assert key in added or all(each.startswith(f'{key}.') for each in added)
-        both = [dict(_items(each)) for each in (whole, config)]
+        both = [dict(leaf_items(each)) for each in (whole, config)]
         assert {each for each in both[0] if both[0][each] != both[1][each]} <= set(added)
 
 
-def _items(config, above=''):
+def leaf_items(config, above=''):
     for name, value in config.items():
-        yield from _items(value, f'{above}{name}.') if isinstance(value, ConfigDict) else [(above + name, value)]
+        yield from leaf_items(value, f'{above}{name}.') if isinstance(value, ConfigDict) else [(above + name, value)]
 
 
-ENTRANCES = {
+ENTRY_POINTS = {
     'train': lambda config, folder: run.train_run(config, folder / 'new'),
     'count': lambda config, folder: count.count_costs(config),
     'count --mesh': lambda config, folder: communication.count_communication(config, 'data=1'),
@@ -122,16 +122,16 @@ ENTRANCES = {
 }
 
 
-@pytest.mark.parametrize('entrance', ENTRANCES)
+@pytest.mark.parametrize('entrance', ENTRY_POINTS)
 @pytest.mark.parametrize(('key', 'message'), [
     ('model', 'config has no model; expected a section with a name'),
     ('model.name', "config has no model.name; expected 'recurrent' or 'transformer'"),
     ('task', 'config has no task; expected \'align\', \'language\' or \'vision\''),
 ])  # fmt: skip
-def test_every_command_names_a_missing_field(tmp_path, entrance, key, message):
+def test_every_entry_point_names_a_missing_field(tmp_path, entry_point, key, message):
     with pytest.raises(UserError) as caught:
-        ENTRANCES[entrance](changed(ONE_A_TASK['align'], key, remove=True), tmp_path)
-    where = f'{tmp_path / "config.json"}: ' if entrance == 'a run' else ''
+        ENTRY_POINTS[entry_point](changed(ONE_A_TASK['align'], key, remove=True), tmp_path)
+    where = f'{tmp_path / "config.json"}: ' if entry_point == 'a run' else ''
     assert str(caught.value) == where + message
     assert not (tmp_path / 'new').exists()
 
@@ -143,15 +143,15 @@ def test_every_command_names_a_missing_field(tmp_path, entrance, key, message):
     ('model.taps', 'there is no config.model.taps; did you mean config.model.kernel_size?'),
     ('model.qwzj', 'there is no config.model.qwzj; expected one of model.alignment_layer, '),
 ])  # fmt: skip
-@pytest.mark.parametrize('entrance', ENTRANCES)
-def test_every_command_refuses_a_field_that_no_code_reads(tmp_path, entrance, key, message):
+@pytest.mark.parametrize('entrance', ENTRY_POINTS)
+def test_every_entry_point_refuses_an_unknown_field(tmp_path, entry_point, key, message):
     with pytest.raises(UserError) as caught:
-        ENTRANCES[entrance](changed(ONE_A_TASK['align'], key, 0.5), tmp_path)
+        ENTRY_POINTS[entry_point](changed(ONE_A_TASK['align'], key, 0.5), tmp_path)
     assert message in str(caught.value)
     assert not (tmp_path / 'new').exists()
 
 
-def test_a_sweep_refuses_them_too(tmp_path):
+def test_a_sweep_refuses_an_unknown_field(tmp_path):
     path = tmp_path / 'e.py'
     path.write_text('''import runpy
 def get_config(arg=''):
@@ -189,11 +189,11 @@ def test_a_value_of_another_type_is_refused(key, value, message):
     assert str(caught.value) == message
 
 
-def test_an_int_serves_for_a_float():
+def test_an_int_is_accepted_for_a_float():
     check(changed(ONE_A_TASK['align'], 'optimizer.clip', 1))
 
 
-def test_a_field_of_another_name_may_stay():
+def test_a_field_of_a_section_with_another_name_is_ignored():
     """As in --config.data.name=..., which changes the name alone."""
     check(changed(ONE_A_TASK['align'], 'data.folder', 'x'))
 
@@ -221,7 +221,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize('command', [['eval'], ['translate', 'A cat.'], ['generate'], ['attend', '0']])
 @pytest.mark.parametrize('text', DAMAGED, ids=[message[:40] for message in DAMAGED.values()])
-def test_a_run_whose_config_is_damaged_is_refused_in_one_line(tmp_path, capsys, as_used, text, command):
+def test_a_run_with_a_damaged_config_is_refused_in_one_line(tmp_path, capsys, as_used, text, command):
     assert text != GOOD
     (tmp_path / 'config.json').write_text(text)
     assert cli.main([command[0], f'--workdir={tmp_path}', *command[1:]]) == 2
@@ -231,7 +231,7 @@ def test_a_run_whose_config_is_damaged_is_refused_in_one_line(tmp_path, capsys, 
     assert [path.name for path in tmp_path.iterdir()] == ['config.json']
 
 
-def test_a_training_does_not_go_on_from_a_damaged_config(tmp_path):
+def test_training_does_not_continue_from_a_damaged_config(tmp_path):
     (tmp_path / 'config.json').write_text('{}')
     (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
     with pytest.raises(UserError, match='config.json: config has no task'):
@@ -280,12 +280,12 @@ def test_a_dataclass_checks_its_values(make, message):
     assert str(caught.value).startswith(message)
 
 
-def test_a_table_elsewhere_lists_the_choices():
+def test_the_choices_of_another_module_are_checked():
     with pytest.raises(UserError, match="model.positions is 'rotry'; expected 'learned'"):
         check(changed(ONE_A_TASK['align'], 'model.positions', 'rotry'))
 
 
-def test_a_field_of_any_type_is_typed(experiment):
+def test_fields_of_every_type_become_a_dataclass(experiment):
     config = check(configs.load_experiment(experiment, [('optimizer.lr', 1), ('model.shape', [1])]))
     assert dataclasses.is_dataclass(config)
     assert (config.optimizer.lr, config.model.shape, config.model.later) == (1.0, (1,), 7)
@@ -293,7 +293,7 @@ def test_a_field_of_any_type_is_typed(experiment):
     assert kinds['pool'] == Literal['mean', 'max'] and kinds['shape'] == tuple[int, ...]
 
 
-def test_the_vocabularies_that_configs_allow_are_those_of_the_data():
+def test_the_vocabularies_of_configs_and_data_agree():
     """Configs import no data, so both name them."""
     kinds = {cls: {field.name: field.allowed() for field in fields.fields_of(cls)} for cls in (PairsData, TextData)}
     assert kinds[PairsData]['vocabulary'] == tuple(vocabulary.VOCABULARY_SUFFIXES)

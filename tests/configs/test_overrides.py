@@ -82,8 +82,8 @@ def test_a_wrong_type_is_refused(experiment, error, key, text, expected):
     ('model.rates', (1, 2), (1.0, 2.0)),
     ('model.languages', ('d,e', 'f'), ('d,e', 'f')),
 ])  # fmt: skip
-def test_a_value_in_place_of_a_text(experiment, key, given, value):
-    found = get(configs.load_experiment(experiment, [(key, given)]), key)
+def test_an_override_may_be_a_value(experiment, key, value_given, value):
+    found = get(configs.load_experiment(experiment, [(key, value_given)]), key)
     assert repr(found) == repr(value)
 
 
@@ -105,8 +105,8 @@ def test_a_value_in_place_of_a_text(experiment, key, given, value):
     ('model.heads', '3', 'model.heads is 3; expected 1 or 2'),
     ('model', {}, 'config.model is a section'),
 ])  # fmt: skip
-def test_a_value_of_a_wrong_type_or_out_of_bounds(experiment, error, key, given, expected):
-    assert error(experiment, (key, given)).startswith(expected)
+def test_a_value_of_a_wrong_type_or_out_of_bounds_is_refused(experiment, error, key, value_given, expected):
+    assert error(experiment, (key, value_given)).startswith(expected)
 
 
 @pytest.mark.parametrize(('key', 'nearest'), [
@@ -123,7 +123,7 @@ def test_a_value_of_a_wrong_type_or_out_of_bounds(experiment, error, key, given,
     ('model.latre', 'model.later'),
     ('sed', 'seed'),
 ])  # fmt: skip
-def test_a_misspelt_key_is_refused_with_the_nearest(experiment, error, key, nearest):
+def test_a_misspelt_key_is_refused_with_the_most_similar(experiment, error, key, nearest):
     message = error(experiment, (key, '3'))
     assert message.startswith(f'there is no config.{key};')
     assert message.endswith(f'did you mean config.{nearest}?')
@@ -146,7 +146,7 @@ def test_a_former_name_is_refused_with_the_present_one(experiment, error):
     ('optimizer.zzz', 'optimizer.lr, optimizer.nesterov, optimizer.width'),
     ('zzz.zzz', 'model, name, optimizer, seed, task'),
 ])  # fmt: skip
-def test_a_key_unlike_every_other_is_refused_with_all_of_its_section(experiment, error, key, names):
+def test_a_key_without_a_similar_one_is_refused_with_the_keys_of_its_section(experiment, error, key, names):
     assert error(experiment, (key, '3')) == f'there is no config.{key}; expected one of {names}'
 
 
@@ -159,13 +159,13 @@ def test_a_key_set_twice_is_refused(experiment, error):
     assert 'config.seed is set 2 times' in error(experiment, ('seed', '1'), ('name', 'x'), ('seed', '1'))
 
 
-def test_another_name_brings_its_fields(experiment):
+def test_another_name_of_a_section_adds_its_fields(experiment):
     spec = 'experiments/language/shakespeare_char.py'
     config = configs.load_experiment(spec, [('data.path', 'x.txt'), ('data.name', 'file')])
     assert config.data.name == 'file' and config.data.path == 'x.txt' and config.data.share == 0.9
 
 
-def test_a_field_of_another_name_is_refused_as_such(error):
+def test_a_field_of_a_section_with_another_name_is_refused(error):
     spec = 'experiments/align/grammar_gru.py'
     assert error(spec, ('data.folder', 'x')) == (
         "config.data.folder is a field of data.name 'multi30k'; data.name is 'grammar'"

@@ -15,7 +15,7 @@ from attnlab.configs.tasks import config_class
 from attnlab.errors import UserError
 
 
-def test_saved_and_read_it_is_equal(experiment):
+def test_a_loaded_config_equals_the_saved_one(experiment):
     config = configs.load_experiment('e.py:café', [('model.shape', '1,2,3'), ('optimizer.lr', '1')])
     configs.save_config(config, 'config.json')
     found = configs.load_config('config.json')
@@ -37,7 +37,7 @@ sections = st.recursive(leaves, lambda inner: st.dictionaries(names, inner | tup
 
 
 @given(sections)
-def test_any_config_comes_back_equal(values):
+def test_any_config_survives_json(values):
     config = ConfigDict(values).lock()
     found = configs.config_from_json(json.loads(json.dumps(configs.config_to_json(config))))
     assert found == config
@@ -45,7 +45,7 @@ def test_any_config_comes_back_equal(values):
 
 
 @pytest.mark.parametrize('text', ['{"a": NaN}', '{"a": Infinity}', '[1]', '{', '', '\xff'])
-def test_what_is_no_config_is_refused(tmp_path, text):
+def test_a_file_that_is_not_a_config_is_refused(tmp_path, text):
     (tmp_path / 'config.json').write_text(text, 'latin-1')
     with pytest.raises(UserError, match=r'config\.json is not a config'):
         configs.load_config(tmp_path / 'config.json')
@@ -56,7 +56,7 @@ def test_a_missing_config_is_refused(tmp_path):
         configs.load_config(tmp_path / 'config.json')
 
 
-def test_another_config_is_refused_naming_what_differs(experiment):
+def test_another_config_is_refused_with_the_differences(experiment):
     saved = configs.load_experiment(experiment)
     given = configs.load_experiment(experiment, [('model.layers', '3'), ('model.shape', '8'), ('seed', '1')])
     with pytest.raises(UserError) as caught:
@@ -73,7 +73,7 @@ def test_another_config_is_refused_naming_what_differs(experiment):
         configs.check_same_config(ConfigDict({str(i): i for i in range(9)}), ConfigDict())
 
 
-def test_a_config_of_an_earlier_version_is_filled_in_and_what_was_missing_is_named(experiment, caplog):
+def test_missing_fields_get_their_defaults_and_are_named_in_a_warning(experiment, caplog):
     config = configs.load_experiment(experiment)
     tree = configs.config_to_json(config)
     del tree['model']['later'], tree['name'], tree['optimizer']
@@ -107,14 +107,14 @@ def test_a_former_name_beside_the_present_one_stays_an_unknown_field(experiment)
         to_dataclass(config_class(loaded.task), loaded)
 
 
-def test_a_config_with_all_fields_is_read_without_a_word(experiment, caplog):
+def test_a_config_with_all_fields_is_loaded_without_a_warning(experiment, caplog):
     configs.save_config(configs.load_experiment(experiment), 'config.json')
     with caplog.at_level(logging.WARNING):
         configs.load_config('config.json')
     assert not caplog.records
 
 
-def test_a_run_of_no_task_is_refused(experiment):
+def test_a_config_without_a_valid_task_is_refused(experiment):
     for text, message in (('{}', 'config has no task; expected'), ('{"task": "aline"}', "task is 'aline'; expected")):
         Path('config.json').write_text(text)
         with pytest.raises(UserError, match=f'config.json: {message}'):
