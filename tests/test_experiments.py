@@ -1,4 +1,4 @@
-"""Every experiment loads, and every field of its config is read by someone."""
+"""Every experiment loads, and code reads every field of its config."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ VISION = TRAIN | {
     'optimizer.warmup': '2 steps', 'model.layers': '1', 'model.width': '16', 'model.heads': '2',
     'model.mlp_width': '16',
 }  # fmt: skip
-SIMILAR = (  # no other code than the others
+SIMILAR = (  # these run no code that the others do not run
     'gpt', 'llama', 'mixtral', 'base', 'big', 'multi30k', 'grammar_transformer', 'files', 'rnnsearch',
     'cifar10_small', 'cifar10.', 'cifar10_pmap', 'cifar100', 'imagenet',
 )  # fmt: skip
@@ -40,7 +40,7 @@ def write_corpus(folder):
 
 
 def write_images(name, folder):
-    """Where an experiment finds a few images, written into `folder`."""
+    """Write a few images into `folder`; returns overrides by which an experiment reads them."""
     random = np.random.default_rng(0)
     if 'digits' in name:
         return {'data.train_examples': '40', 'data.test_examples': '8'}
@@ -62,7 +62,7 @@ def write_images(name, folder):
 
 
 def small_overrides(name, folder):
-    """An experiment cut down to seconds, on a text or a corpus in `folder` where it has none of its own."""
+    """Return overrides that shorten an experiment to seconds, on files in `folder` unless its data is generated."""
     if 'vision' in name:
         return list((VISION | write_images(name, folder)).items())
     recurrent = 'gru' in name or 'rnn' in name
@@ -91,7 +91,7 @@ def slow_if_similar(name):
 
 
 def sections(config, above=''):
-    """(prefix of dotted keys, section) of a typed config and its sections."""
+    """Yield (prefix of dotted keys, section) of a config dataclass and its sections."""
     yield above, config
     for field in fields.fields_of(type(config)):
         if field.sections:
@@ -99,7 +99,10 @@ def sections(config, above=''):
 
 
 def record_field_reads(config, monkeypatch):
-    """The dotted keys that code of the package reads from now on; copies, comparisons and hashes do not count."""
+    """Return a set to which each dotted key that the package reads from now on is added.
+
+    Copies, comparisons and hashes do not count.
+    """
     prefixes = {id(section): above for above, section in sections(config)}
     read = set()
 
@@ -113,11 +116,11 @@ def record_field_reads(config, monkeypatch):
     return read
 
 
-NAMES = {'data.name', 'model.name'}  # read when a config gets its types
+NAMES = {'data.name', 'model.name'}  # read when a config becomes a dataclass
 EXPERTS = {
     'model.experts_per_token', 'model.capacity_factor', 'model.shared_expert', 'model.load_balance', 'model.router_z',
 }  # fmt: skip
-DEPENDENT = [  # fields that are read if others have these values
+DEPENDENT = [  # (experiment, values of other fields, fields that are read only with them)
     ('experiments/language/shakespeare_char.py', {'model.experts': '2', 'model.positions': 'rotary'},
      EXPERTS | {'model.rotary_base'}),
     ('experiments/language/shakespeare_char.py', {'model.mixer': 'convolution'}, {'model.kernel_size'}),
@@ -127,22 +130,23 @@ DEPENDENT = [  # fields that are read if others have these values
 
 
 def fields_and_reads(experiment, folder, monkeypatch, changes=()):
-    """The dotted keys of a config, and those that training and evaluation read."""
+    """Return the dotted keys of a config, and those that training and evaluation read."""
     write_corpus(folder)
-    plain = configs.load_experiment(experiment, list((dict(small_overrides(experiment, folder)) | dict(changes)).items()))
-    config = create_task(plain).config
+    overrides = dict(small_overrides(experiment, folder)) | dict(changes)
+    loaded = configs.load_experiment(experiment, list(overrides.items()))
+    config = create_task(loaded).config
     read = record_field_reads(config, monkeypatch)
     run.train_run(config, folder / 'run')
     task = create_task(config, folder / 'run')
     task.evaluate(jax.jit(task.init)(jax.random.key(0)), task.default_split)
-    return set(leaves(plain)), read
+    return set(leaves(loaded)), read
 
 
 @pytest.mark.parametrize('experiment', [slow_if_similar(name) for name in EXPERIMENTS])
 def test_every_field_is_read(experiment, tmp_path, monkeypatch, quickly):
-    every, read = fields_and_reads(experiment, tmp_path, monkeypatch)
+    fields_of_config, read = fields_and_reads(experiment, tmp_path, monkeypatch)
     dependent = {key for _, _, keys in DEPENDENT for key in keys}
-    assert every - read <= NAMES | dependent
+    assert fields_of_config - read <= NAMES | dependent
 
 
 @pytest.mark.slow
@@ -173,7 +177,7 @@ SWEEPS = {
 
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
 def test_every_point_of_its_sweeps_can_be_trained(experiment):
-    """Each sweep by itself, checked as the command checks it: types, model, optimizer, no point twice."""
+    """Each sweep is checked as the command checks it: types, model, optimizer, no point twice."""
     found = {name: len(points.make_sweep_plan(experiment, (), [name], {}).points)
              for name in configs.experiment_functions(experiment, 'sweep_')}  # fmt: skip
     assert found == SWEEPS.get(experiment, {})

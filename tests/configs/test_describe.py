@@ -1,4 +1,4 @@
-"""Fields as text: `attnlab config`, docs/configs.md."""
+"""Description of fields: `attnlab config` and docs/configs.md."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Experiment files: what they may hold, where they are found, how they fail."""
+"""Experiment files: content, search path and errors."""
 
 import sys
 from pathlib import Path
@@ -31,9 +31,9 @@ def test_the_argument_of_get_config(experiment, error, changed):
     assert configs.load_experiment('e.py:').name == 'plain'
     assert configs.load_experiment('e.py:a.py:b').name == 'a.py:b'
     assert configs.load_experiment(str(Path('e.py').resolve()) + ':x').name == 'x'
-    bad = changed("def get_config(arg=''):\n    if arg:\n        raise KeyError(arg)\n    return None")
-    assert error(f'{bad}:huge') == "other.py:huge: get_config fails at line 3: KeyError: 'huge'"
-    assert 'returns NoneType, expected an ml_collections.ConfigDict' in error(bad)
+    failing = changed("def get_config(arg=''):\n    if arg:\n        raise KeyError(arg)\n    return None")
+    assert error(f'{failing}:huge') == "other.py:huge: get_config fails at line 3: KeyError: 'huge'"
+    assert 'returns NoneType, expected an ml_collections.ConfigDict' in error(failing)
     assert "does not take the argument 'x'" in error(changed('def get_config(): return 3') + ':x')
     assert 'without an argument' in error(changed('def get_config(arg): return 3'))
 
@@ -60,7 +60,7 @@ def test_modules_beside_the_experiment_can_be_imported_when_it_loads_and_later(t
     folder.mkdir()
     (folder / 'common_of_mine.py').write_text('seed = 5')
     (folder / 'later_of_mine.py').write_text('rates = [0.1]')
-    (folder / 'json.py').write_text('raise ImportError')  # the standard library's is found first
+    (folder / 'json.py').write_text('raise ImportError')  # the module of the standard library is found first
     (folder / 'e.py').write_text("""import json
 from ml_collections import ConfigDict
 from common_of_mine import seed
@@ -111,9 +111,7 @@ def test_a_required_value_may_be_given_as_an_override(experiment, changed):
     assert configs.load_experiment(file, [('seed', '3')]).seed == 3
 
 
-
-
-@pytest.mark.parametrize(('module', 'said'), [
+@pytest.mark.parametrize(('module', 'message'), [
     ('', "module 'broken_task' has no attribute 'Mine'"),
     ('class Mine: pass', "a class whose `Config` is a dataclass of a config's fields"),
     ('class Mine:\n    Config = dict', "a class whose `Config` is a dataclass of a config's fields"),

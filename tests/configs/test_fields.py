@@ -1,4 +1,4 @@
-"""Every config has the fields that its dataclass declares, of their types, and no others; all else is refused."""
+"""Configs have exactly the fields of their dataclasses, with values of the declared types; all else is an error."""
 
 import dataclasses
 import json
@@ -28,6 +28,7 @@ ONE_A_TASK = {
 
 
 def check(config):
+    """Return a config as its dataclass."""
     return fields.to_dataclass(config_class(config.get('task')), config)
 
 
@@ -48,7 +49,7 @@ def changed(experiment, key, value=None, remove=False):
     return ConfigDict(config).lock()
 
 
-def all_keys(experiment):
+def all_field_keys(experiment):
     config = loaded(experiment)
     return [*leaves(config), *(key for key in config if isinstance(config[key], ConfigDict))]
 
@@ -60,7 +61,7 @@ def test_an_experiment_has_the_fields_of_its_dataclass(experiment):
 
 
 def declared_fields():
-    """(dotted key, field) of all dataclasses of configs."""
+    """Yield (name for errors, field) of all config dataclasses."""
     for task, (cls, _) in TASKS.items():
         for section in sections(cls):
             for field in fields.fields_of(section):
@@ -82,20 +83,20 @@ def test_every_field_has_a_description_of_one_line_and_an_allowed_default():
 
 
 def test_every_field_is_in_an_experiment():
-    """Which tests/test_experiments.py shows to be read."""
+    """tests/test_experiments.py then shows that code reads it."""
     used = set()
     for config in map(loaded, [*EXPERIMENTS, 'experiments/vision/cifar10_small.py:resnet']):
         used |= {(config.task, key) for key in leaves(config)}
     known = {(task, key) for task, (cls, _) in TASKS.items() for key in fields.possible_keys(cls)}
     known = {(task, key) for task, key in known if key not in ('data', 'model', 'optimizer', 'train', 'decode')}
-    # No experiment of a language model has the grammar's sentences; attnlab/tasks/language/corpus.py reads them.
+    # No language experiment has grammar sentences; attnlab/tasks/language/corpus.py reads these fields.
     assert known - used == {('language', 'data.train_examples'), ('language', 'data.test_examples')}
 
 
 @pytest.mark.parametrize('task', ONE_A_TASK)
 def test_each_missing_field_gets_its_default_or_is_an_error(task):
     whole = loaded(ONE_A_TASK[task])
-    for key in all_keys(ONE_A_TASK[task]):
+    for key in all_field_keys(ONE_A_TASK[task]):
         config = changed(ONE_A_TASK[task], key, remove=True)
         if key in ('task', 'data', 'model', 'data.name', 'model.name') and (task, key) != ('language', 'model.name'):
             with pytest.raises(UserError) as caught:
@@ -104,12 +105,13 @@ def test_each_missing_field_gets_its_default_or_is_an_error(task):
             continue
         with config.unlocked():
             added = fields.fill_defaults(config_class(config.task), config)
-        assert key in added or all(each.startswith(f'{key}.') for each in added)
-        both = [dict(leaf_items(each)) for each in (whole, config)]
-        assert {each for each in both[0] if both[0][each] != both[1][each]} <= set(added)
+        assert key in added or all(added_key.startswith(f'{key}.') for added_key in added)
+        before, after = dict(leaf_items(whole)), dict(leaf_items(config))
+        assert {name for name in before if before[name] != after[name]} <= set(added)
 
 
 def leaf_items(config, above=''):
+    """Yield (dotted key, value) of each field."""
     for name, value in config.items():
         yield from leaf_items(value, f'{above}{name}.') if isinstance(value, ConfigDict) else [(above + name, value)]
 
@@ -122,7 +124,7 @@ ENTRY_POINTS = {
 }
 
 
-@pytest.mark.parametrize('entrance', ENTRY_POINTS)
+@pytest.mark.parametrize('entry_point', ENTRY_POINTS)
 @pytest.mark.parametrize(('key', 'message'), [
     ('model', 'config has no model; expected a section with a name'),
     ('model.name', "config has no model.name; expected 'recurrent' or 'transformer'"),
@@ -143,7 +145,7 @@ def test_every_entry_point_names_a_missing_field(tmp_path, entry_point, key, mes
     ('model.taps', 'there is no config.model.taps; did you mean config.model.kernel_size?'),
     ('model.qwzj', 'there is no config.model.qwzj; expected one of model.alignment_layer, '),
 ])  # fmt: skip
-@pytest.mark.parametrize('entrance', ENTRY_POINTS)
+@pytest.mark.parametrize('entry_point', ENTRY_POINTS)
 def test_every_entry_point_refuses_an_unknown_field(tmp_path, entry_point, key, message):
     with pytest.raises(UserError) as caught:
         ENTRY_POINTS[entry_point](changed(ONE_A_TASK['align'], key, 0.5), tmp_path)
@@ -194,7 +196,7 @@ def test_an_int_is_accepted_for_a_float():
 
 
 def test_a_field_of_a_section_with_another_name_is_ignored():
-    """As in --config.data.name=..., which changes the name alone."""
+    """As after --config.data.name=..., which changes only the name."""
     check(changed(ONE_A_TASK['align'], 'data.folder', 'x'))
 
 
@@ -251,7 +253,7 @@ def test_training_does_not_continue_from_a_damaged_config(tmp_path):
     ('vision/digits.py', [('start', '~/run')]),
 ])  # fmt: skip
 def test_a_path_in_a_config_may_start_with_a_tilde(tmp_path, monkeypatch, experiment, changes):
-    """The error names the file in the home folder, as there is none."""
+    """The error of the missing file names its path in the home folder."""
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
     config = configs.load_experiment(experiment, changes)
     with pytest.raises(UserError) as caught:
@@ -263,7 +265,7 @@ def test_a_path_in_a_config_may_start_with_a_tilde(tmp_path, monkeypatch, experi
     assert not (tmp_path / 'new').exists()
 
 
-# The dataclasses by themselves
+# The dataclasses without a config
 
 
 @pytest.mark.parametrize(('make', 'message'), [
@@ -294,7 +296,7 @@ def test_fields_of_every_type_become_a_dataclass(experiment):
 
 
 def test_the_vocabularies_of_configs_and_data_agree():
-    """Configs import no data, so both name them."""
+    """Configs do not import the data package, so the names are in both."""
     kinds = {cls: {field.name: field.allowed() for field in fields.fields_of(cls)} for cls in (PairsData, TextData)}
     assert kinds[PairsData]['vocabulary'] == tuple(vocabulary.VOCABULARY_SUFFIXES)
     assert kinds[TextData]['vocabulary'] == tokenizers.TOKENIZER_KINDS

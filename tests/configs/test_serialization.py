@@ -1,4 +1,4 @@
-"""A saved config comes back equal; one of an earlier version has the defaults of fields that it lacks."""
+"""config.json: a loaded config equals the saved one; missing and renamed fields of earlier versions are accepted."""
 
 import json
 import logging
@@ -18,15 +18,15 @@ from attnlab.errors import UserError
 def test_a_loaded_config_equals_the_saved_one(experiment):
     config = configs.load_experiment('e.py:café', [('model.shape', '1,2,3'), ('optimizer.lr', '1')])
     configs.save_config(config, 'config.json')
-    found = configs.load_config('config.json')
-    assert found == config
-    assert repr(found) == repr(config)
-    assert found.is_locked
-    assert type(found.model.shape) is tuple
-    assert type(found.optimizer.lr) is float
+    loaded = configs.load_config('config.json')
+    assert loaded == config
+    assert repr(loaded) == repr(config)
+    assert loaded.is_locked
+    assert type(loaded.model.shape) is tuple
+    assert type(loaded.optimizer.lr) is float
     assert json.loads(Path('config.json').read_text('utf-8'))['model']['shape'] == [1, 2, 3]
     assert {path.name for path in Path().iterdir()} - {'__pycache__'} == {'config.json', 'e.py', 'toy_task.py'}
-    configs.check_same_config(found, config)
+    configs.check_same_config(loaded, config)
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -39,9 +39,9 @@ sections = st.recursive(leaves, lambda inner: st.dictionaries(names, inner | tup
 @given(sections)
 def test_any_config_survives_json(values):
     config = ConfigDict(values).lock()
-    found = configs.config_from_json(json.loads(json.dumps(configs.config_to_json(config))))
-    assert found == config
-    assert repr(found.to_dict()) == repr(config.to_dict())
+    loaded = configs.config_from_json(json.loads(json.dumps(configs.config_to_json(config))))
+    assert loaded == config
+    assert repr(loaded.to_dict()) == repr(config.to_dict())
 
 
 @pytest.mark.parametrize('text', ['{"a": NaN}', '{"a": Infinity}', '[1]', '{', '', '\xff'])
@@ -58,9 +58,9 @@ def test_a_missing_config_is_refused(tmp_path):
 
 def test_another_config_is_refused_with_the_differences(experiment):
     saved = configs.load_experiment(experiment)
-    given = configs.load_experiment(experiment, [('model.layers', '3'), ('model.shape', '8'), ('seed', '1')])
+    other = configs.load_experiment(experiment, [('model.layers', '3'), ('model.shape', '8'), ('seed', '1')])
     with pytest.raises(UserError) as caught:
-        configs.check_same_config(given, saved)
+        configs.check_same_config(other, saved)
     message = str(caught.value)
     for part in ('model.layers is 3 here and 2 there', 'model.shape is (8,) here and (8, 8) there', 'seed is 1 here'):
         assert part in message
@@ -75,12 +75,12 @@ def test_another_config_is_refused_with_the_differences(experiment):
 
 def test_missing_fields_get_their_defaults_and_are_named_in_a_warning(experiment, caplog):
     config = configs.load_experiment(experiment)
-    tree = configs.config_to_json(config)
-    del tree['model']['later'], tree['name'], tree['optimizer']
-    Path('config.json').write_text(json.dumps(tree))
+    values = configs.config_to_json(config)
+    del values['model']['later'], values['name'], values['optimizer']
+    Path('config.json').write_text(json.dumps(values))
     with caplog.at_level(logging.WARNING):
-        found = configs.load_config('config.json')
-    assert found == config
+        loaded = configs.load_config('config.json')
+    assert loaded == config
     assert len(caplog.records) == 1
     for part in ("name = 'plain'", 'optimizer.lr = 0.1', 'model.later = 7'):
         assert part in caplog.text
