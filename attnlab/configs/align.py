@@ -22,6 +22,7 @@ class PairsData(Section):
     widths: tuple[int, ...] = field((12, 20), 'ascending sequence lengths that batches are padded to', ge=2)
 
     def check(self) -> None:
+        """Require ascending widths."""
         if not self.widths or list(self.widths) != sorted(set(self.widths)):
             raise UserError(f'widths is {self.widths}; expected ascending numbers of tokens, 2 or more')
 
@@ -72,11 +73,12 @@ class RecurrentConfig(Section):
     original: bool = field(False, 'exact architecture of appendix A of Bahdanau et al. 2015, with more parameters')
 
     def check(self) -> None:
+        """Limit the number of layers; if `original`, require the options of the paper."""
         check_depth('encoder_layers', self.encoder_layers)
         if self.original and (self.cell != 'gru' or self.attention == 'dot' or self.hidden % 2):
-            given = f'cell {self.cell!r}, attention {self.attention!r} and hidden {self.hidden}'
+            values = f'cell {self.cell!r}, attention {self.attention!r} and hidden {self.hidden}'
             raise UserError(
-                f"original is true with {given}; expected cell 'gru', attention 'additive' or 'none' and an even hidden"
+                f"original is true with {values}; expected 'gru', 'additive' or 'none', and an even number"
             )
 
 
@@ -90,6 +92,7 @@ class TranslatorConfig(TextConfig):
     alignment_shift: int = field(0, '1: read the alignment one step after a word is produced', ge=0, le=1)
 
     def check(self) -> None:
+        """Require attention as mixer, and an alignment layer that exists."""
         super().check()
         if self.mixer != 'attention':
             raise UserError(f"mixer is {self.mixer!r}; expected 'attention': the others are causal, an encoder is not")
@@ -115,6 +118,7 @@ class AlignConfig(RunConfig):
     decode: DecodeConfig = field(DecodeConfig(), 'decoding')
 
     def check(self) -> None:
+        """Require that learned positions suffice for the longest translation."""
         if isinstance(self.model, TranslatorConfig) and self.model.positions == 'learned':
             longest = self.data.widths[-1]
             if self.model.context < max_translation_tokens(longest):

@@ -64,6 +64,7 @@ class BlockConfig(Section):
     window: int = field(0, 'sliding window: keys before the query that it may attend to; 0: all', ge=0)
 
     def check(self) -> None:
+        """Limit the number of layers."""
         check_depth('layers', self.layers, self.scan)
 
 

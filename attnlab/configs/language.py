@@ -18,6 +18,7 @@ class TextData(Section):
     vocabulary_size: int = field(0, 'number of sub-words; 0 for characters and bytes', ge=0)
 
     def check(self) -> None:
+        """Require a vocabulary size for sub-words, and none for other units."""
         if (self.vocabulary == 'subwords') != (self.vocabulary_size > 0):
             raise UserError(
                 f'vocabulary_size is {self.vocabulary_size} for {self.vocabulary}; expected a size for subwords and 0 '
@@ -53,6 +54,7 @@ class GrammarText(TextData):
     test_examples: int = field(500, 'sentences of every other split', ge=1)
 
     def check(self) -> None:
+        """Also require that each sentence is a document."""
         super().check()
         if self.documents != 'lines':
             raise UserError(f"documents is {self.documents!r}; expected 'lines': each sentence is a document")

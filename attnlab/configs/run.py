@@ -38,6 +38,7 @@ class TrainConfig(Section):
     ema: float = field(0.0, 'decay of the moving average of parameters, which is evaluated; 0: none', ge=0.0, lt=1.0)
 
     def check(self) -> None:
+        """Require that micro-batches divide the batch."""
         if self.batch_size % self.accumulate:
             raise UserError(f'accumulate is {self.accumulate}; expected a divisor of batch_size {self.batch_size}')
 

@@ -69,12 +69,13 @@ def check_same_config(config: ConfigDict, saved: ConfigDict, what: str = 'the wo
 
     what: the thing that has the saved config, as the start of the error.
     """
-    given, stored = ({key: repr(value) for key, value in _leaves(each)} for each in (config, saved))
-    keys = [key for key in given | stored if given.get(key) != stored.get(key)]  # by repr, as 1 == 1.0 == True
+    # Values are compared by repr, as 1 == 1.0 == True.
+    current, stored = ({key: repr(value) for key, value in _leaves(c)} for c in (config, saved))
+    keys = [key for key in current | stored if current.get(key) != stored.get(key)]
     if not keys:
         return
     shown = ', '.join(
-        f'{key} is {given.get(key, "absent")} here and {stored.get(key, "absent")} there' for key in keys[:_MAX_SHOWN]
+        f'{key} is {current.get(key, "absent")} here and {stored.get(key, "absent")} there' for key in keys[:_MAX_SHOWN]
     )
     rest = f', and {len(keys) - _MAX_SHOWN} more' if len(keys) > _MAX_SHOWN else ''
     raise UserError(f'{what} of another config: {shown}{rest}')

@@ -80,6 +80,7 @@ class VitConfig(BlockConfig):
     registers: int = field(0, 'register tokens (Darcet et al. 2024)', ge=0)
 
     def check(self) -> None:
+        """Limit the number of convolutions; require attention without a window."""
         super().check()
         check_depth('convolutions', self.convolutions)
         if self.mixer != 'attention' or self.window:
@@ -98,6 +99,7 @@ class ResNetConfig(Section):
     blocks: int = field(3, 'blocks of each of the three stages', ge=1)
 
     def check(self) -> None:
+        """Limit the number of blocks."""
         check_depth('blocks', self.blocks)
 
 

@@ -79,8 +79,8 @@ def read_lines(path: str | Path, limit: int = 100_000) -> list[str]:
 def normalise(text: str, language: str) -> str:
     """Return the normal form of a text; normalising twice changes nothing.
 
-    The result is in Unicode NFC, with one kind of apostrophe, double quote and dash, with each run of white space
-    replaced by one space, and without invisible characters.  French ('fr') gets one space before ? ! ; : » and after «,
+    The result is in Unicode NFC and has one kind of apostrophe, double quote and dash.  Each run of white space becomes
+    one space, and invisible characters are removed.  French ('fr') gets one space before ? ! ; : » and after «,
     English ('en') none.  Signs that are not punctuation (10:30, http://, smileys) and signs after a quote or an opening
     bracket keep their spacing.  Raises UserError for another language.
     """
@@ -170,8 +170,8 @@ def _read_bytes(path: Path) -> bytes:
 def check_regular_file(path: str | Path) -> None:
     """Raise UserError if a data file is a pipe or a device.
 
-    A run reads its data more than once: for each split, and again to resume or to evaluate.  At the second reading a
-    pipe would be empty or block for ever.  A missing file passes; the function that reads it raises the error.
+    A run reads its data more than once: for each split, and again to resume or to evaluate.  At the second reading, a
+    pipe would be empty or block forever.  A missing file is accepted here; the function that reads it raises the error.
     """
     # os.path.exists, unlike Path.exists, returns False for an impossible name.
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):

@@ -73,13 +73,16 @@ class CharacterTokenizer:
 
     @property
     def size(self) -> int:
+        """Number of ids."""
         return len(self.characters) + self.marked
 
     @property
     def marks(self) -> tuple[int, int] | None:
+        """(id before a document, id after it), or None."""
         return (self.size - 1, self.size - 1) if self.marked else None
 
     def encode(self, text: str, where: str = 'text', line: int = 1) -> np.ndarray:
+        """Return the ids of a text, [n] int32; see `Tokenizer.encode`."""
         code_points = _code_points(text)
         ids = np.minimum(np.searchsorted(self._code_points, code_points), len(self._code_points) - 1)
         unknown = self._code_points[ids] != code_points
@@ -92,9 +95,11 @@ class CharacterTokenizer:
         return ids.astype(np.int32)
 
     def decode(self, ids: Ids) -> str:
+        """Return the text of the first document."""
         return ''.join(self.characters[i] for i in _first_document(self, ids))
 
     def pieces(self, ids: Ids) -> list[str]:
+        """Return one printable label for each id."""
         labels = [*map(_label, self.characters), END_LABEL]
         return [labels[i] for i in checked_ids(ids, self.size)]
 
@@ -114,20 +119,25 @@ class ByteTokenizer:
 
     @property
     def size(self) -> int:
+        """Number of ids."""
         return 256 + self.marked
 
     @property
     def marks(self) -> tuple[int, int] | None:
+        """(id before a document, id after it), or None."""
         return (256, 256) if self.marked else None
 
     def encode(self, text: str, where: str = 'text', line: int = 1) -> np.ndarray:
+        """Return the ids of a text, [n] int32; see `Tokenizer.encode`."""
         _check_surrogates(text, where, line)
         return np.frombuffer(text.encode('utf-8'), np.uint8).astype(np.int32)
 
     def decode(self, ids: Ids) -> str:
+        """Return the text of the first document."""
         return bytes(_first_document(self, ids)).decode('utf-8', 'replace')
 
     def pieces(self, ids: Ids) -> list[str]:
+        """Return one printable label for each id."""
         labels = [*map(_label, map(chr, range(128))), *(f'\\x{i:02x}' for i in range(128, 256)), END_LABEL]
         return [labels[i] for i in checked_ids(ids, self.size)]
 
@@ -140,13 +150,16 @@ class SubwordTokenizer:
 
     @property
     def size(self) -> int:
+        """Number of ids."""
         return self.vocabulary.size
 
     @property
     def marks(self) -> tuple[int, int] | None:
+        """(id before a document, id after it), or None."""
         return vocabulary.BOS, vocabulary.EOS
 
     def encode(self, text: str, where: str = 'text', line: int = 1) -> np.ndarray:
+        """Return the ids of a text, [n] int32; see `Tokenizer.encode`."""
         _check_surrogates(text, where, line)
         ids = []
         for line_ids in self.vocabulary.encode_batch(text.split('\n')):
@@ -154,6 +167,7 @@ class SubwordTokenizer:
         return np.array(ids[:-1], np.int32)
 
     def decode(self, ids: Ids) -> str:
+        """Return the text of the first document."""
         lines = [[]]
         for i in _first_document(self, ids):
             if i == self._newline_id:
@@ -163,6 +177,7 @@ class SubwordTokenizer:
         return '\n'.join(map(self.vocabulary.decode, lines))
 
     def pieces(self, ids: Ids) -> list[str]:
+        """Return one printable label for each id."""
         return ['\\n' if i == self._newline_id else self.vocabulary.pieces([i])[0] for i in checked_ids(ids, self.size)]
 
     @cached_property

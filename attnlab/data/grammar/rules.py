@@ -119,10 +119,7 @@ CONTRACTED = {('de', 'le'): 'du', ('de', 'les'): 'des', ('à', 'le'): 'au', ('à
 
 
 def elide_and_contract(words: list[Word]) -> list[Word]:
-    """Elide French words before vowels, and contract preposition and article.
-
-    A contraction has the sure link of the preposition or, if there is none, that of the article.
-    """
+    """Elide before vowels, and contract preposition and article; the preposition's sure link comes first."""
     joined: list[Word] = []
     following = '.'
     for word in reversed(words):
@@ -194,9 +191,8 @@ def write_noun_phrase(english: list[str], phrase: 'Phrase | Name | Both', negate
 def write_simple_phrase(english: list[str], phrase: Phrase, negated: bool) -> list[Word]:
     """Write a noun phrase without its relative clause.
 
-    English order: determiner or owner's, adjectives, modifier, noun, of a whole.
-    French order: determiner, the few adjectives that precede, noun, de modifier, the other adjectives from the last to
-    the first, de owner or de whole.
+    English: determiner or owner's, adjectives, modifier, noun, of whole.  French: determiner, the few adjectives that
+    precede, noun, de modifier, the other adjectives from the last to the first, de owner or whole.
     """
     noun, plural, feminine, modifier = phrase.noun, phrase.plural, phrase.noun.feminine, phrase.modifier
     start = len(english)
@@ -257,9 +253,9 @@ def write_adjectives(english: list[str], adjectives: tuple) -> tuple[list[tuple[
 
 
 def french_articles(phrase: Phrase, negated: bool, words: list[Word], start: int, head: int) -> list[Word]:
-    """Return the determiner and de of a French noun phrase.
+    """Return the French words before `words`, the noun and the adjectives that precede it.
 
-    words: the noun and the adjectives before it.  start, head: indices of the English determiner and noun.
+    start, head: indices of the English determiner and noun.
     """
     name = phrase.determiner
     if negated and name == 'a':
@@ -276,10 +272,7 @@ def french_articles(phrase: Phrase, negated: bool, words: list[Word], start: int
 
 
 def write_clause(english: list[str], c: Clause, inherited: tuple[int, bool, bool]) -> list[Word]:
-    """Write a clause.
-
-    inherited: (person, plural, feminine) of the subject if the clause has none of its own.
-    """
+    """Write a clause; inherited: (person, plural, feminine) of the subject if the clause has none of its own."""
     words: list[Word] = []
     agreement = inherited
     if c.subject:
