@@ -8,13 +8,14 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / 'attnlab'
 # From the top.  A config knows nothing but files and errors, so every room that reads one stands above it.
 ROOMS = (
-    'cli bench sweeps report train tasks decode models layers kernels data configs flags launch environment files '
+    'cli commands api notebook bench sweeps report train tasks decode models layers kernels data configs flags launch environment files '
     'parameters errors'
 ).split()
 FORBIDDEN = {
     'kernels': {'flax', 'optax', 'orbax'},
     'data': {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex', 'jaxtyping'},
     'configs': {'jax', 'flax', 'numpy'},
+    'commands': {'jax', 'flax', 'numpy'},
     'flags': {'jax', 'flax', 'numpy'},
     'launch': {'jax', 'flax', 'numpy'},
     'environment': {'jax', 'flax', 'numpy'},

@@ -72,6 +72,10 @@ class TrainedRun(NamedTuple):
         """Return the probability of each class, [n, classes] float64, for images [n, H, W, C] uint8."""
         return require_support(self.task, SupportsClassify, 'classify').classify(self.params, pixels)
 
+    def evaluate(self, split: str | None = None) -> dict[str, Any]:
+        """Return all scores of a split, by default the task's; writes samples into the directory of the run."""
+        return self.task.evaluate(self.params, split or self.task.default_split)
+
     def attention_maps(self, text: str) -> AttentionMaps:
         """Return the attention weights of all layers and heads over a text, or over an image: a file, or its number in
         the test split."""
@@ -91,7 +95,7 @@ def check_config(config: RunConfig | ConfigDict) -> Task:
 
 def train_run(
     config: RunConfig | ConfigDict,
-    workdir: Path,
+    workdir: str | Path,
     **options: Unpack[loop.TrainOptions],
 ) -> dict[str, float]:
     """Train a config in a directory, from its last checkpoint if it has one; return the last and the best scores.
@@ -103,6 +107,7 @@ def train_run(
     Raises UserError for a config that cannot be trained, and for a directory that holds checkpoints of another config,
     before anything is written.
     """
+    workdir = Path(workdir)
     # No process writes before all have read.
     start = processes.run_in_all(lambda: _prepare(config, workdir, options.get('profile')))
     task = start.task
@@ -201,11 +206,12 @@ def load_task(workdir: Path) -> Task:
     return task
 
 
-def load_run(workdir: Path) -> TrainedRun:
+def load_run(workdir: str | Path) -> TrainedRun:
     """The run in a directory, on one device.
 
     Raises UserError if it has no checkpoint yet, and RunError if its parameters are not finite.
     """
+    workdir = Path(workdir)
     return _best(load_task(workdir), workdir)
 
 
