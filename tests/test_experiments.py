@@ -1,4 +1,4 @@
-"""Every experiment loads, and every field of its config is read by someone."""
+"""Every experiment loads, and code reads every field of its config."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ VISION = TRAIN | {
     'optimizer.warmup': '2 steps', 'model.layers': '1', 'model.width': '16', 'model.heads': '2',
     'model.mlp_width': '16',
 }  # fmt: skip
-ALIKE = (  # no other code than the others
+SIMILAR = (  # these run no code that the others do not run
     'gpt', 'llama', 'mixtral', 'base', 'big', 'multi30k', 'grammar_transformer', 'files', 'rnnsearch',
     'cifar10_small', 'cifar10.', 'cifar10_pmap', 'cifar100', 'imagenet',
 )  # fmt: skip
@@ -39,8 +39,8 @@ def write_corpus(folder):
             (folder / f'{name}.{language}').write_text(''.join(pair[side] + '\n' for pair in TEXT))
 
 
-def image_set(name, folder):
-    """Where an experiment finds a few images, written into `folder`."""
+def write_images(name, folder):
+    """Write a few images into `folder`; returns overrides by which an experiment reads them."""
     random = np.random.default_rng(0)
     if 'digits' in name:
         return {'data.train_examples': '40', 'data.test_examples': '8'}
@@ -54,17 +54,17 @@ def image_set(name, folder):
     kind = 'cifar100' if 'cifar100' in name else 'cifar10'
     layout = CIFAR_LAYOUTS[kind][1]
     for file in (*layout.train, *layout.test):
-        front = np.zeros((8, layout.before), np.uint8)
+        front = np.zeros((8, layout.label_bytes), np.uint8)
         pixels = random.integers(0, 256, (8, 3072)).astype(np.uint8)
         (folder / file).write_bytes(np.concatenate([front, pixels], axis=1).tobytes())
     (folder / layout.names).write_text('\n'.join(f'class{i}' for i in range(CLASS_COUNTS[kind])))
     return {'data.folder': str(folder), 'data.held_out': '4'}
 
 
-def overrides(name, folder):
-    """An experiment cut down to seconds, on a text or a corpus in `folder` where it has none of its own."""
+def small_overrides(name, folder):
+    """Return overrides that shorten an experiment to seconds, on files in `folder` unless its data is generated."""
     if 'vision' in name:
-        return list((VISION | image_set(name, folder)).items())
+        return list((VISION | write_images(name, folder)).items())
     recurrent = 'gru' in name or 'rnn' in name
     more = TRAIN | {'optimizer.warmup': '2 steps'} | (RECURRENT if recurrent else TRANSFORMER)
     if 'language' in name:
@@ -86,20 +86,23 @@ def overrides(name, folder):
     return list((more | data | {'data.widths': '20'}).items())
 
 
-def slow_if_alike(name):
-    return pytest.param(name, marks=[pytest.mark.slow] if any(word in name for word in ALIKE) else [])
+def slow_if_similar(name):
+    return pytest.param(name, marks=[pytest.mark.slow] if any(word in name for word in SIMILAR) else [])
 
 
 def sections(config, above=''):
-    """(prefix of dotted keys, section) of a typed config and its sections."""
+    """Yield (prefix of dotted keys, section) of a config dataclass and its sections."""
     yield above, config
     for field in fields.fields_of(type(config)):
         if field.sections:
             yield from sections(getattr(config, field.name), f'{above}{field.name}.')
 
 
-def record_reads(config, monkeypatch):
-    """The dotted keys that code of the package reads from now on; copies, comparisons and hashes do not count."""
+def record_field_reads(config, monkeypatch):
+    """Return a set to which each dotted key that the package reads from now on is added.
+
+    Copies, comparisons and hashes do not count.
+    """
     prefixes = {id(section): above for above, section in sections(config)}
     read = set()
 
@@ -113,34 +116,37 @@ def record_reads(config, monkeypatch):
     return read
 
 
-NAMES = {'data.name', 'model.name'}  # read when a config gets its types
-EXPERTS = {'model.active', 'model.capacity_factor', 'model.shared_expert', 'model.load_balance', 'model.router_z'}
-DEPENDENT = [  # fields that are read if others have these values
+NAMES = {'data.name', 'model.name'}  # read when a config becomes a dataclass
+EXPERTS = {
+    'model.experts_per_token', 'model.capacity_factor', 'model.shared_expert', 'model.load_balance', 'model.router_z',
+}  # fmt: skip
+DEPENDENT = [  # (experiment, values of other fields, fields that are read only with them)
     ('experiments/language/shakespeare_char.py', {'model.experts': '2', 'model.positions': 'rotary'},
      EXPERTS | {'model.rotary_base'}),
-    ('experiments/language/shakespeare_char.py', {'model.mixer': 'convolution'}, {'model.taps'}),
+    ('experiments/language/shakespeare_char.py', {'model.mixer': 'convolution'}, {'model.kernel_size'}),
     ('experiments/vision/digits.py', {'model.embedding': 'tokenizer'}, {'model.convolutions', 'model.channels'}),
     ('experiments/vision/digits.py', {'model.embedding': 'product'}, {'model.patch'}),
 ]  # fmt: skip
 
 
 def fields_and_reads(experiment, folder, monkeypatch, changes=()):
-    """The dotted keys of a config, and those that training and evaluation read."""
+    """Return the dotted keys of a config, and those that training and evaluation read."""
     write_corpus(folder)
-    plain = configs.load_experiment(experiment, list((dict(overrides(experiment, folder)) | dict(changes)).items()))
-    config = create_task(plain).config
-    read = record_reads(config, monkeypatch)
+    overrides = dict(small_overrides(experiment, folder)) | dict(changes)
+    loaded = configs.load_experiment(experiment, list(overrides.items()))
+    config = create_task(loaded).config
+    read = record_field_reads(config, monkeypatch)
     run.train_run(config, folder / 'run')
     task = create_task(config, folder / 'run')
     task.evaluate(jax.jit(task.init)(jax.random.key(0)), task.default_split)
-    return set(leaves(plain)), read
+    return set(leaves(loaded)), read
 
 
-@pytest.mark.parametrize('experiment', [slow_if_alike(name) for name in EXPERIMENTS])
+@pytest.mark.parametrize('experiment', [slow_if_similar(name) for name in EXPERIMENTS])
 def test_every_field_is_read(experiment, tmp_path, monkeypatch, quickly):
-    every, read = fields_and_reads(experiment, tmp_path, monkeypatch)
+    fields_of_config, read = fields_and_reads(experiment, tmp_path, monkeypatch)
     dependent = {key for _, _, keys in DEPENDENT for key in keys}
-    assert every - read <= NAMES | dependent
+    assert fields_of_config - read <= NAMES | dependent
 
 
 @pytest.mark.slow
@@ -153,13 +159,13 @@ def test_a_field_that_depends_on_others_is_read_with_them(
 
 
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
-def test_an_argument_that_is_none_is_refused(experiment):
+def test_an_unknown_argument_is_refused(experiment):
     with pytest.raises(UserError, match="the argument is 'nonsense'; expected"):
         configs.load_experiment(f'{experiment}:nonsense')
 
 
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
-def test_the_docstring_opens_with_what_it_is_and_its_command(experiment):
+def test_the_docstring_has_the_train_command(experiment):
     assert f'attnlab train --config={experiment}' in Path(experiment).read_text('utf-8').split('"""')[1]
 
 
@@ -171,7 +177,7 @@ SWEEPS = {
 
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
 def test_every_point_of_its_sweeps_can_be_trained(experiment):
-    """Each sweep by itself, checked as the command checks it: types, model, optimizer, no point twice."""
+    """Each sweep is checked as the command checks it: types, model, optimizer, no point twice."""
     found = {name: len(points.make_sweep_plan(experiment, (), [name], {}).points)
              for name in configs.experiment_functions(experiment, 'sweep_')}  # fmt: skip
     assert found == SWEEPS.get(experiment, {})

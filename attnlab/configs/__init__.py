@@ -1,4 +1,4 @@
-"""The fields of every config, as frozen dataclasses; see `attnlab.configs.fields`. Nothing here imports JAX."""
+"""Configs: frozen dataclasses of all fields (see `attnlab.configs.fields`), experiment files, and JSON; no JAX."""
 
 from attnlab.configs.align import (
     AlignConfig,
@@ -31,5 +31,6 @@ __all__ = [
     'GrammarPairs', 'GrammarText', 'ImageFiles', 'LanguageConfig', 'LanguageModelConfig', 'Multi30kData',
     'OptimizerConfig', 'PairFiles', 'RecurrentConfig', 'ResNetConfig', 'RunConfig', 'Section', 'ShakespeareData',
     'TextConfig', 'TextFile', 'TrainConfig', 'TranslatorConfig', 'VisionConfig', 'VitConfig', 'check_same_config',
-    'config_dict', 'field', 'config_from_json', 'experiment_functions', 'load_experiment', 'load_config', 'save_config', 'config_to_json',
+    'config_dict', 'config_from_json', 'config_to_json', 'experiment_functions', 'field', 'load_config',
+    'load_experiment', 'save_config',
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The config fields of language models."""
+"""Config fields of language models."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,13 +11,14 @@ from attnlab.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class TextData(Section):
-    """What every text has."""
+    """Fields of every text."""
 
-    documents: str = field('', "'': one stream; or what parts it: lines, paragraphs, or a string")
+    documents: str = field('', "document separator: lines, paragraphs, or any string; '': the text is one stream")
     vocabulary: Literal['characters', 'bytes', 'subwords'] = field('characters', 'unit of a token')
-    vocabulary_size: int = field(0, 'number of sub-words; 0 for other units', least=0)
+    vocabulary_size: int = field(0, 'number of sub-words; 0 for characters and bytes', ge=0)
 
     def check(self) -> None:
+        """Require a vocabulary size for sub-words, and none for other units."""
         if (self.vocabulary == 'subwords') != (self.vocabulary_size > 0):
             raise UserError(
                 f'vocabulary_size is {self.vocabulary_size} for {self.vocabulary}; expected a size for subwords and 0 '
@@ -30,8 +31,8 @@ class ShakespeareData(TextData):
     """Tiny Shakespeare."""
 
     name: Literal['shakespeare'] = field('shakespeare', 'corpus')
-    folder: str = field('', 'one that holds input.txt; else $ATTNLAB_DATA/tinyshakespeare, else a download')
-    share: float = field(0.9, 'part of the text to train on', above=0.0, below=1.0)
+    folder: str = field('', 'folder with input.txt; empty: $ATTNLAB_DATA/tinyshakespeare if set, else a download')
+    share: float = field(0.9, 'fraction of the text to train on; the rest is for validation', gt=0.0, lt=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class TextFile(TextData):
 
     name: Literal['file'] = field('file', 'corpus')
     path: str = field('', 'text file: --config.data.path=FILE')
-    share: float = field(0.9, 'part of the text to train on', above=0.0, below=1.0)
+    share: float = field(0.9, 'fraction of the text to train on; the rest is for validation', gt=0.0, lt=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +49,15 @@ class GrammarText(TextData):
     """English sentences of the embedded grammar."""
 
     name: Literal['grammar'] = field('grammar', 'corpus')
-    documents: str = field('lines', 'lines: a sentence is a document')
-    train_examples: int = field(40_000, 'sentences to train on', least=1)
-    test_examples: int = field(500, 'sentences of each other split', least=1)
+    documents: str = field('lines', 'lines: each sentence is a document')
+    train_examples: int = field(40_000, 'training sentences', ge=1)
+    test_examples: int = field(500, 'sentences of every other split', ge=1)
 
     def check(self) -> None:
+        """Also require that each sentence is a document."""
         super().check()
         if self.documents != 'lines':
-            raise UserError(f"documents is {self.documents!r}; a sentence of the grammar is one, expected 'lines'")
+            raise UserError(f"documents is {self.documents!r}; expected 'lines': each sentence is a document")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +65,12 @@ class LanguageModelConfig(TextConfig):
     """Causal language model."""
 
     name: Literal['language'] = field('language', 'model')
-    tied: bool = field(True, 'output matrix is the embedding (Press and Wolf 2017)')
+    tied: bool = field(True, 'use the embedding as the output matrix (Press and Wolf 2017)')
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageConfig(RunConfig):
-    """Text that a model learns to continue."""
+    """Language modelling."""
 
     task: str = field('language', 'task')
     data: ShakespeareData | TextFile | GrammarText = field(REQUIRED, 'text')

@@ -1,4 +1,4 @@
-"""Overrides of a config's fields, as `--config.key=value` on the command line or as the points of a sweep."""
+"""Overrides of config fields, from `--config.key=value` on the command line or from the points of a sweep."""
 
 import math
 import re
@@ -13,6 +13,7 @@ from attnlab.configs.fields import (
     Section,
     checked_value,
     fields_of,
+    former_keys,
     join_names,
     key_suggestion,
     present_keys,
@@ -22,75 +23,80 @@ from attnlab.errors import UserError
 
 
 def apply_override(cls: type[Section], config: ConfigDict, key: str, value: Any) -> None:
-    """Set a field of a config that has all fields of its dataclass.
+    """Set one field of a config.
 
-    value: a text as on the command line, or a value of the field's type.
+    cls: the dataclass of the config.  config: has all fields of the dataclass.  key: dotted.
+    value: text as on the command line, or a value of the field's type.
 
-    Raises UserError for a key that is no field, and for a value of another type or out of bounds.
+    Raises UserError for an unknown key, for a section, and for a value of another type or outside the bounds.
     """
-    section: Any = config
-    within: Field | None = None  # the field that holds the section
+    section, section_cls = config, cls
+    parent: Field | None = None  # the field that holds the section
     *path, name = key.split('.')
+
+    def find_field(name: str) -> Field:
+        for field in fields_of(section_cls):
+            if field.name == name:
+                return field
+        if parent and (others := _names_with_field(parent, name)):
+            own = next(other for other, other_cls in parent.by_name.items() if other_cls is section_cls)
+            path = key.removesuffix(f'.{name}')
+            raise UserError(f'config.{key} is a field of {path}.name {join_names(others)}; {path}.name is {own!r}')
+        raise UserError(f'there is no config.{key}{key_suggestion(key, list(present_keys(config)), former_keys(cls))}')
+
     for depth, part in enumerate(path):
-        field = _field(cls, part, key, config, within)
-        above = '.'.join([*path[:depth], ''])
+        field = find_field(part)
+        prefix = '.'.join([*path[:depth], ''])
         if not field.sections:
             kind = type(section[part]).__name__
-            raise UserError(f'config.{above}{part} is a {kind}, not a section: there is no config.{key}')
-        section, within = section[part], field
-        cls = section_class(field, section, above)
-    field = _field(cls, name, key, config, within)
+            raise UserError(f'config.{prefix}{part} is a {kind}, not a section: there is no config.{key}')
+        section, parent = section[part], field
+        section_cls = section_class(field, section, prefix)
+    field = find_field(name)
     if field.sections:
         fields = ', '.join(f'config.{key}.{inner}' for inner in section[name])
         raise UserError(f'config.{key} is a section, set one of its fields: {fields}')
     if isinstance(value, str):
-        value = _parsed(key, value, field.kind)
-    if name == 'name' and within and len(within.sections) > 1:
-        field = field._replace(kind=Literal[tuple(within.by_name)])
+        value = _parse(key, value, field.kind)
+    if name == 'name' and parent and len(parent.sections) > 1:
+        field = field._replace(kind=Literal[tuple(parent.by_name)])
     value = checked_value(field, value, key.removesuffix(name), load_choices=False)
-    with section.ignore_type():  # a float may stand where the file has an int
+    with section.ignore_type():  # a float may replace an int of the experiment file
         section[name] = value
 
 
-def _field(cls: type[Section], name: str, key: str, config: ConfigDict, within: Field | None) -> Field:
-    """The field of that name, a part of a dotted key."""
-    for field in fields_of(cls):
-        if field.name == name:
-            return field
-    by_name = within.by_name if within and len(within.sections) > 1 else {}
-    others = [other for other, one in by_name.items() if name in {field.name for field in fields_of(one)}]
-    if others:
-        own = next(other for other, one in by_name.items() if one is cls)
-        path = key.removesuffix(f'.{name}')
-        raise UserError(f'config.{key} is a field of {path}.name {join_names(others)}; {path}.name is {own!r}')
-    raise UserError(f'there is no config.{key}{key_suggestion(key, list(present_keys(config)))}')
+def _names_with_field(parent: Field, name: str) -> list[str]:
+    """Return the section names of which a field is, if the section may be one of several dataclasses."""
+    if len(parent.sections) < 2:
+        return []
+    return [section_name for section_name, cls in parent.by_name.items() if name in {f.name for f in fields_of(cls)}]
 
 
-def _parsed(key: str, text: str, kind: Any) -> Any:
-    """A text as a value of a field's type."""
+def _parse(key: str, text: str, kind: Any) -> Any:
+    """Parse text to a value of a field's type."""
     if typing.get_origin(kind) is tuple:
-        return _parsed_tuple(key, text, typing.get_args(kind))
-    if kind not in _SCALARS:  # str, or a Literal of strings or of numbers
+        return _parse_tuple(key, text, typing.get_args(kind))
+    if kind not in _SCALARS:  # str, or a Literal of str or int
         values = typing.get_args(kind)
-        return text if not values or isinstance(values[0], str) else _parsed(key, text, type(values[0]))
-    name, convert = _SCALARS[kind]
+        return text if not values or isinstance(values[0], str) else _parse(key, text, type(values[0]))
+    expected, convert = _SCALARS[kind]
     try:
         return convert(text)
     except ValueError:
-        raise UserError(f'config.{key} expects {name}, got {text!r}') from None
+        raise UserError(f'config.{key} expects {expected}, got {text!r}') from None
 
 
-def _parsed_tuple(key: str, text: str, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`16,16`, `(16, 16)`, `16,` or `()`."""
+def _parse_tuple(key: str, text: str, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Parse a tuple, written as `16,16`, `(16, 16)`, `16,` or `()`."""
     inner = text.strip()
     inner = inner[1:-1].strip() if inner.startswith('(') and inner.endswith(')') else inner
     parts = [part.strip() for part in inner.removesuffix(',').split(',')] if inner else []
     if kinds[-1] is not Ellipsis and len(parts) != len(kinds):
         raise UserError(f'config.{key} expects {len(kinds)} elements, got {text!r}')
-    return tuple(_parsed(key, _unquoted(part) if kinds[0] is str else part, kinds[0]) for part in parts)
+    return tuple(_parse(key, _strip_quotes(part) if kinds[0] is str else part, kinds[0]) for part in parts)
 
 
-def _unquoted(text: str) -> str:
+def _strip_quotes(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in '\'"' else text
 
 

@@ -1,4 +1,4 @@
-"""The `config.json` of a run, and a config as JSON."""
+"""Configs as JSON, and the file `config.json` of a run."""
 
 import json
 import logging
@@ -11,74 +11,84 @@ from typing import Any, NoReturn
 from ml_collections import ConfigDict
 
 from attnlab import files
-from attnlab.configs.fields import fill_defaults
+from attnlab.configs.fields import fill_defaults, rename_former_fields
 from attnlab.configs.tasks import config_class
 from attnlab.errors import UserError
 
-_SHOWN = 5  # differences and fields named in one error
+_MAX_SHOWN = 5  # differences named in one error
 
 
 def config_to_json(config: ConfigDict) -> dict[str, Any]:
-    """The config as JSON has it: sections as objects, tuples as arrays (a config holds no lists)."""
+    """Return a config as JSON values: sections as dicts, tuples as lists.
+
+    Raises UserError for a value that JSON cannot hold, and for a list, which would come back as a tuple.
+    """
     return _encode(config)
 
 
+def config_from_json(values: dict[str, Any]) -> ConfigDict:
+    """Return the locked config of the result of `config_to_json`."""
+    return ConfigDict(_decode(values)).lock()
+
+
 def save_config(config: ConfigDict, path: str | os.PathLike) -> None:
-    """Writes the config as JSON."""
+    """Write a config to a JSON file."""
     files.write_file(path, json.dumps(config_to_json(config), indent=2, allow_nan=False) + '\n')
 
 
 def load_config(path: str | os.PathLike) -> ConfigDict:
-    """The locked config that `save_config` wrote; fields that a later version has added have their defaults.
+    """Read the locked config that `save_config` wrote, also in an earlier version.
 
-    Raises `UserError` for any other file.
+    Fields with a former name get their present one.  Missing fields get their defaults, and a warning names them.
+    Raises UserError for a missing file, and for one that is not a config.
     """
     try:
-        found = json.loads(Path(path).read_bytes(), parse_constant=_refuse_constant)
-        if not isinstance(found, dict):
-            raise ValueError(f'expected an object, got {type(found).__name__}')
-        config = config_from_json(found)
+        values = json.loads(Path(path).read_bytes(), parse_constant=_reject_constant)
+        if not isinstance(values, dict):
+            raise ValueError(f'expected an object, got {type(values).__name__}')
+        config = config_from_json(values)
         with config.unlocked():
-            added = fill_defaults(config_class(config.get('task')), config)
+            cls = config_class(config.get('task'))
+            rename_former_fields(cls, config)
+            added = fill_defaults(cls, config)
     except OSError as error:
         raise UserError(f'{path}: {error.strerror}') from error
     except UserError as error:
         raise UserError(f'{path}: {error}') from error
     except (ValueError, AttributeError, RecursionError) as error:  # AttributeError: a key such as __class__
-        raise UserError(f'{path} is no config: {format_error(error)}') from error
+        raise UserError(f'{path} is not a config: {format_error(error)}') from error
     if added:
-        values = dict(_leaves(config))
-        shown = ', '.join(f'{key} = {values[key]!r}' for key in added if key in values)
-        logging.warning('%s is of an earlier version; fields that it lacks have their defaults: %s', path, shown)
+        leaves = dict(_leaves(config))
+        shown = ', '.join(f'{key} = {leaves[key]!r}' for key in added if key in leaves)
+        logging.warning('%s was saved by an earlier version; missing fields have their defaults: %s', path, shown)
     return config
 
 
-def config_from_json(found: dict[str, Any]) -> ConfigDict:
-    """The locked config that `config_to_json` was made of."""
-    return ConfigDict(_decode(found)).lock()
-
-
 def check_same_config(config: ConfigDict, saved: ConfigDict, what: str = 'the work directory holds a run') -> None:
-    """Raises `UserError` naming the first fields in which the given config differs from the saved one."""
-    given, stored = ({key: repr(value) for key, value in _leaves(each)} for each in (config, saved))
-    keys = [key for key in given | stored if given.get(key) != stored.get(key)]  # by repr: 1 == 1.0 == True
+    """Raise UserError with the first differences if a config differs from the saved one.
+
+    what: the thing that has the saved config, as the start of the error.
+    """
+    # Values are compared by repr, as 1 == 1.0 == True.
+    current, stored = ({key: repr(value) for key, value in _leaves(c)} for c in (config, saved))
+    keys = [key for key in current | stored if current.get(key) != stored.get(key)]
     if not keys:
         return
     shown = ', '.join(
-        f'{key} is {given.get(key, "absent")} here and {stored.get(key, "absent")} there' for key in keys[:_SHOWN]
+        f'{key} is {current.get(key, "absent")} here and {stored.get(key, "absent")} there' for key in keys[:_MAX_SHOWN]
     )
-    rest = f', and {len(keys) - _SHOWN} more' if len(keys) > _SHOWN else ''
+    rest = f', and {len(keys) - _MAX_SHOWN} more' if len(keys) > _MAX_SHOWN else ''
     raise UserError(f'{what} of another config: {shown}{rest}')
 
 
 def format_error(error: BaseException) -> str:
-    """Type and message of an exception in one line."""
+    """Return type and message of an exception in one line."""
     message = error.msg if isinstance(error, SyntaxError) else ' '.join(str(error).split())
     return f'{type(error).__name__}: {message}'
 
 
 def _leaves(config: ConfigDict, prefix: str = '') -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every field; an empty section counts as a field."""
+    """Yield (dotted key, value) of each field; an empty section counts as a field."""
     for key, value in config.items():
         if isinstance(value, ConfigDict) and len(value):
             yield from _leaves(value, f'{prefix}{key}.')
@@ -99,8 +109,8 @@ def _encode(value: Any, key: str = 'config') -> Any:
         case list():
             raise UserError(f'{key} is a list, expected a tuple')
         case _:
-            kinds = 'bool, int, float, str, None, tuple or section'
-            raise UserError(f'{key} is a {type(value).__name__}, expected {kinds}')
+            expected = 'bool, int, float, str, None, tuple or section'
+            raise UserError(f'{key} is a {type(value).__name__}, expected {expected}')
 
 
 def _decode(value: Any) -> Any:
@@ -113,5 +123,5 @@ def _decode(value: Any) -> Any:
             return value
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f'{name} is not JSON')

@@ -1,4 +1,4 @@
-"""The tasks that a config may name, and the dataclass of each one's config."""
+"""Tasks by name: the dataclass of the config and the class of each."""
 
 import importlib
 import os
@@ -17,18 +17,20 @@ TASKS: dict[str, tuple[type[RunConfig], str]] = {
     'language': (LanguageConfig, 'attnlab.tasks.language.task:LanguageTask'),
     'vision': (VisionConfig, 'attnlab.tasks.vision.task:VisionTask'),
 }
-"""By the value of `config.task`: the dataclass of the config, and where the class of the task is."""
+"""Built-in tasks by the value of `config.task`: config dataclass, and 'package.module:Class' of the task."""
 
 
 def config_class(name: Any) -> type[RunConfig]:
-    """The dataclass of the configs of a task: the class attribute `Config` of a task of one's own."""
+    """Return the config dataclass of a task; for a user's own task, the class attribute `Config`."""
     return TASKS[name][0] if isinstance(name, str) and name in TASKS else task_class(name).Config
 
 
 def task_class(name: Any) -> Any:
-    """The class of a task, imported from where its name or the table says.
+    """Import and return the class of a task.
 
-    Raises UserError for a name that is neither in the table nor the 'package.module:Class' of a class with a `Config`.
+    name: one of `TASKS`, or 'package.module:Class' of a user's own task, which may be in the current folder.
+
+    Raises UserError for another name, for a class that cannot be imported, and for one without a dataclass `Config`.
     """
     if name is None:
         raise UserError(f'config has no task; expected {join_names(TASKS)}')
@@ -40,13 +42,13 @@ def task_class(name: Any) -> Any:
     if name in TASKS:
         return getattr(importlib.import_module(module), attribute)
     if (folder := os.getcwd()) not in sys.path:
-        sys.path.append(folder)  # behind all others: nothing in it may shadow a package
+        sys.path.append(folder)  # last, so that no file in it shadows a package
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a module is code, and code may raise anything
+        cls = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # importing runs the user's code, which may raise any exception
         reason = ' '.join(f'{type(error).__name__}: {error}'.split())
         raise UserError(f'task is {name!r}, which cannot be imported: {reason}') from error
-    config = getattr(found, 'Config', None)
+    config = getattr(cls, 'Config', None)
     if not (isinstance(config, type) and issubclass(config, Section)):
         raise UserError(f"task is {name!r}; expected a class whose `Config` is a dataclass of a config's fields")
-    return found
+    return cls

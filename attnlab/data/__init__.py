@@ -1,1 +1,1 @@
-"""Text, sentence pairs, vocabularies and gold alignments: NumPy and the standard library, no JAX."""
+"""Data sets: text, sentence pairs, vocabularies, gold alignments and images.  NumPy and standard library, no JAX."""

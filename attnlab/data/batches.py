@@ -1,4 +1,4 @@
-"""Sequences of unequal length in few shapes: batches by width, each a pure function of (seed, step)."""
+"""Batches of sequences of unequal length, padded to a few fixed widths; each batch is a function of (seed, step)."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -8,54 +8,69 @@ import numpy as np
 
 
 class BatchIndices(NamedTuple):
-    """One batch before its tokens are laid out: the width it is padded to, and [B] examples, -1 for an empty row."""
+    """The examples of one batch.
+
+    width: the length that its sequences are padded to.  examples: their indices, [B] int, -1 for an empty row.
+    """
 
     width: int
     examples: np.ndarray
 
 
 def padded_width(length: int, widths: Sequence[int]) -> int:
-    """The narrowest of the ascending `widths` that holds `length`; beyond the last, a multiple of it."""
+    """Return the smallest of the ascending `widths` that is at least `length`, or else a multiple of the last one."""
     for width in widths:
         if length <= width:
             return width
     return -(-length // widths[-1]) * widths[-1]
 
 
-def plan_batches(lengths: np.ndarray, order: np.ndarray, widths: Sequence[int], batch_size: int) -> list[BatchIndices]:
-    """Every example once: full batches of each width, whose remainder moves up to the next; the last one is padded.
+def plan_batches(
+    lengths: np.ndarray, order: np.ndarray, widths: Sequence[int], batch_size: int
+) -> list[BatchIndices]:
+    """Divide examples into batches by width, each example once.
 
-    lengths: [examples] int.  order: the examples in the order in which they are taken.
+    Each width has full batches only; the examples left over go to the next larger width.  The last batch of all is
+    filled up with empty rows.
+
+    lengths: [examples] int.  order: [examples] int, the indices of the examples in the order in which they are taken.
     """
     needed = np.array([padded_width(length, widths) for length in lengths])[order]
-    batches, left = [], order[:0]
+    batches, leftover = [], order[:0]
     for width in np.unique(needed):
-        members = np.concatenate([left, order[needed == width]])
+        members = np.concatenate([leftover, order[needed == width]])
         full = len(members) // batch_size * batch_size
         batches += [BatchIndices(int(width), rows) for rows in members[:full].reshape(-1, batch_size)]
-        left = members[full:]
-    if len(left):
-        batches.append(BatchIndices(int(needed.max()), np.pad(left, (0, batch_size - len(left)), constant_values=-1)))
+        leftover = members[full:]
+    if len(leftover):
+        last = np.pad(leftover, (0, batch_size - len(leftover)), constant_values=-1)
+        batches.append(BatchIndices(int(needed.max()), last))
     return batches
 
 
 def shuffled_batches(
     lengths: np.ndarray, widths: Sequence[int], batch_size: int, seed: int
 ) -> Callable[[int], BatchIndices]:
-    """Batch of step i, i from 0: a new order of the examples and of the batches every epoch."""
+    """Return a function from a step, from 0, to its batch.
+
+    Examples and batches are in a new order every epoch.  lengths: [examples] int.
+    """
 
     @lru_cache(maxsize=2)
-    def epoch(number: int) -> list[BatchIndices]:
-        random = np.random.default_rng((seed, number))
+    def epoch_batches(epoch: int) -> list[BatchIndices]:
+        random = np.random.default_rng((seed, epoch))
         batches = plan_batches(lengths, random.permutation(len(lengths)), widths, batch_size)
         return [batches[i] for i in random.permutation(len(batches))]
 
-    count = -(-len(lengths) // batch_size)
-    return lambda step: epoch(step // count)[step % count]
+    steps_per_epoch = -(-len(lengths) // batch_size)
+    return lambda step: epoch_batches(step // steps_per_epoch)[step % steps_per_epoch]
 
 
 def pad_sequences(sequences: Sequence[Sequence[int]], rows: np.ndarray, width: int) -> np.ndarray:
-    """[B, width] int32: the sequences of the rows, zeros behind them; an empty row is all zeros."""
+    """Return the sequences with the indices `rows` as [B, width] int32, with zeros after each.
+
+    rows: [B] int; -1 gives a row of zeros.  Raises ValueError for a sequence longer than `width`.
+    """
     out = np.zeros((len(rows), width), np.int32)
     for slot, row in enumerate(rows):
         if row >= 0:
@@ -64,7 +79,7 @@ def pad_sequences(sequences: Sequence[Sequence[int]], rows: np.ndarray, width: i
 
 
 def check_token_ids(sequences: Sequence[Sequence[int]], size: int) -> None:
-    """Raises ValueError for an id outside a table of `size`, which JAX would clamp or turn into NaN in silence."""
+    """Raise ValueError for an id outside [0, size); JAX would clamp it or return NaN without an error."""
     for sequence in sequences:
         if sequence and not 0 <= min(sequence) <= max(sequence) < size:
             bad = next(i for i in sequence if not 0 <= i < size)

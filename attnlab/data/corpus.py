@@ -1,4 +1,4 @@
-"""Plain text for language models, whole or in documents: any file, tiny Shakespeare, sentences of the grammar."""
+"""Plain text for language models, whole or divided into documents: a file, tiny Shakespeare, grammar sentences."""
 
 import re
 import sys
@@ -15,7 +15,10 @@ _SEPARATORS = {'lines': r'\n', 'paragraphs': r'\n(?:[^\S\n]*\n)+'}
 
 
 class SourceText(NamedTuple):
-    """A text, where it came from, and the number that its first line has there."""
+    """A text and its origin, for errors.
+
+    where: the file or data set that it comes from.  line: the number that its first line has there.
+    """
 
     text: str
     where: str
@@ -23,9 +26,9 @@ class SourceText(NamedTuple):
 
 
 def read_text(path: str | Path) -> SourceText:
-    """The text of a UTF-8 file, plain or .gz: no byte-order mark, every line ended by one LF, the last one too.
+    """Read a UTF-8 file, plain or .gz, without its byte-order mark; each line, the last included, ends in one LF.
 
-    A missing file, a damaged one, an empty one, a pipe and a byte that is not UTF-8 raise UserError.
+    Raises UserError for a missing, damaged or empty file, for a pipe, and for a byte that is not UTF-8.
     """
     check_regular_file(path)
     lines = read_lines(path, limit=sys.maxsize)
@@ -35,48 +38,54 @@ def read_text(path: str | Path) -> SourceText:
 
 
 def load_shakespeare(folder: str | Path = '') -> SourceText:
-    """Tiny Shakespeare (Karpathy 2015): 40,000 lines of the plays, 1,115,394 characters, 65 of them different.
+    """Load tiny Shakespeare (Karpathy 2015): 40,000 lines of the plays, 1,115,394 characters, 65 different ones.
 
-    It is `input.txt` of `folder` if given, else of $ATTNLAB_DATA/tinyshakespeare if set, whatever stands there; else
-    of the cache ($XDG_CACHE_HOME or ~/.cache, attnlab/tinyshakespeare), downloaded if missing, its checksum compared.
+    `input.txt` is read from `folder` if given, else from $ATTNLAB_DATA/tinyshakespeare if ATTNLAB_DATA is set, both
+    without a check of its content.  Else it is read from the cache ($XDG_CACHE_HOME or ~/.cache,
+    attnlab/tinyshakespeare), where it is downloaded if it is missing or has the wrong checksum.
     """
     published = {'input.txt': (SHAKESPEARE_URL, SHAKESPEARE_SHA256)}
     return read_text(download.data_folder('tinyshakespeare', folder, published) / 'input.txt')
 
 
 def split_text(whole: SourceText, share: float = 0.9) -> tuple[SourceText, SourceText]:
-    """(train, valid): the first `share` of the characters and the rest, as nanoGPT divides a text."""
-    at = int(len(whole.text) * share)
-    if not 0 < at < len(whole.text):
+    """Divide a text into (train, valid): the first `share` of its characters and the rest, as in nanoGPT.
+
+    Raises UserError if a part would be empty.
+    """
+    split_at = int(len(whole.text) * share)
+    if not 0 < split_at < len(whole.text):
         raise UserError(f'{whole.where}: {len(whole.text)} characters cannot be divided at {share} into two texts')
-    head, tail = whole.text[:at], whole.text[at:]
+    head, tail = whole.text[:split_at], whole.text[split_at:]
     return whole._replace(text=head), SourceText(tail, whole.where, whole.line + head.count('\n'))
 
 
 def split_documents(whole: SourceText, by: str = 'paragraphs') -> list[SourceText]:
-    """The documents of a text, in order: its lines, its paragraphs (blank lines between them), or what a string parts.
+    """Divide a text into documents, in order.
 
-    Newlines around a document are cut off, and one of white space alone is dropped; so is the string in between.
-    UserError where `by` is a string that the text does not hold.
+    by: 'lines'; 'paragraphs', which blank lines separate; or any other string, which is the separator itself.
+
+    Separators and the newlines around a document are removed, and documents of white space alone are dropped.
+    Raises UserError for a separator that is not in the text, and if no document is left.
     """
     if by not in _SEPARATORS and (not by or by not in whole.text):
         known = ', '.join(_SEPARATORS)
-        raise UserError(f'{whole.where}: documents by {by!r}; expected {known} or a string that stands between them')
-    found, start, line = [], 0, whole.line
+        raise UserError(f'{whole.where}: documents by {by!r}; expected {known} or a string that separates them')
+    documents, start, line = [], 0, whole.line
     for match in [*re.finditer(_SEPARATORS.get(by, re.escape(by)), whole.text), None]:
-        stop, after = match.span() if match else (len(whole.text), len(whole.text))
+        stop, next_start = match.span() if match else (len(whole.text), len(whole.text))
         piece = whole.text[start:stop]
         if piece.strip():
-            blank = len(piece) - len(piece.lstrip('\n'))
-            found.append(SourceText(piece.strip('\n'), whole.where, line + blank))
-        line += whole.text.count('\n', start, after)
-        start = after
-    if not found:
+            leading_newlines = len(piece) - len(piece.lstrip('\n'))
+            documents.append(SourceText(piece.strip('\n'), whole.where, line + leading_newlines))
+        line += whole.text.count('\n', start, next_start)
+        start = next_start
+    if not documents:
         raise UserError(f'{whole.where}: no documents')
-    return found
+    return documents
 
 
 def grammar_sentences(split: str, count: int, seed: int) -> list[SourceText]:
-    """The English of the first `count` examples of a split of the grammar, one document each: nothing to download."""
-    drawn = grammar.grammar_examples(split, count, seed)
-    return [SourceText(example.source, f'grammar, {split}', number) for number, example in enumerate(drawn, 1)]
+    """Return the English of the first `count` examples of a split of the embedded grammar, one document each."""
+    examples = grammar.grammar_examples(split, count, seed)
+    return [SourceText(example.source, f'grammar, {split}', number) for number, example in enumerate(examples, 1)]

@@ -1,4 +1,4 @@
-"""A split of sentence pairs, whatever it was made from."""
+"""Sentence pairs of a parallel corpus."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from attnlab.data.alignments import GoldLinks
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """Sentence pairs: source[i] and target[i] are raw text, as read, and mean the same.
+    """One split of a parallel corpus: source[i] and target[i] are translations of each other, as raw text.
 
-    links[i], where known, is the gold alignment over the words `tokenise(normalise(text, language))` of both sides.
-    Sides of unequal length raise ValueError.
+    links[i], if the corpus has gold alignments, are the links between the words `tokenise(normalise(text, language))`
+    of both sides.  Raises ValueError for sides of unequal length.
     """
 
     source: tuple[str, ...]
@@ -20,4 +20,4 @@ class SentencePairs:
     def __post_init__(self):
         counts = [len(side) for side in (self.source, self.target, self.links) if side is not None]
         if len(set(counts)) > 1:
-            raise ValueError(f'a pair needs all its sides: came {counts} of source, target and links')
+            raise ValueError(f'source, target and links have lengths {counts}; expected equal lengths')

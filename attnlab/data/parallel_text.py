@@ -1,4 +1,4 @@
-"""Sentence pairs from files: any two texts or table of the user's, and Multi30k as a named set.
+"""Parallel text in files: two aligned text files, a tab-separated file, or Multi30k.
 
 Multi30k (Elliott et al. 2016, 2017) is read from a folder, or downloaded once into the user's cache and checked.
 """
@@ -25,30 +25,35 @@ MULTI30K_SHA256 = {
 
 
 def read_sentence_pairs(path: str | Path, languages: tuple[str, str] = ('en', 'fr')) -> SentencePairs:
-    """Raw sentence pairs of the files `path`.en and `path`.fr, plain or .gz, or of one tab-separated file `path`.
+    """Read sentence pairs from the files `path`.en and `path`.fr, plain or .gz, or from one tab-separated file `path`.
 
-    Languages name the two suffixes, source first.  Nothing is dropped, blank sentences included.  Missing or empty
-    files, sides of unequal length and lines of other than two columns raise UserError.
+    languages: the suffixes of the two files, source first.
+
+    The text is not changed, and blank sentences are kept.  Raises UserError for missing or empty files, for files with
+    different numbers of lines, and for lines of a table that do not have two columns.
     """
     path = Path(path)
     check_regular_file(path)
     if path.is_file():
-        source, target = _columns(path)
+        source, target = _read_table(path)
     else:
-        first, second = (_side(path, language) for language in languages)
-        source, target = tuple(read_lines(first)), tuple(read_lines(second))
+        source_path, target_path = (_language_file(path, language) for language in languages)
+        source, target = tuple(read_lines(source_path)), tuple(read_lines(target_path))
         if len(source) != len(target):
-            raise UserError(f'{first} has {len(source)} lines, {second} has {len(target)}: expected equally many')
+            raise UserError(
+                f'{source_path} has {len(source)} lines, {target_path} has {len(target)}: expected equally many'
+            )
     if not source:
         raise UserError(f'{path}: no sentences')
     return SentencePairs(source, target)
 
 
 def load_multi30k(split: str, folder: str | Path = '') -> SentencePairs:
-    """English-French pairs of train (29,000), valid (1,014), test_2016 or test_2017 (1,000 each).
+    """Load English-French pairs of train (29,000), valid (1,014), test_2016 or test_2017 (1,000 each).
 
-    Read from `folder` if given, else from $ATTNLAB_DATA/multi30k if set, whatever stands there; else from the cache
-    ($XDG_CACHE_HOME or ~/.cache, attnlab/multi30k), where a missing file is downloaded and its checksum compared.
+    The files are read from `folder` if given, else from $ATTNLAB_DATA/multi30k if ATTNLAB_DATA is set, both without
+    a check of their content.  Else they are read from the cache ($XDG_CACHE_HOME or ~/.cache, attnlab/multi30k), where
+    a file is downloaded if it is missing or has the wrong checksum.
     """
     if split not in MULTI30K_SPLITS:
         raise UserError(f'Multi30k has no split {split!r}: expected one of {", ".join(MULTI30K_SPLITS)}')
@@ -57,7 +62,7 @@ def load_multi30k(split: str, folder: str | Path = '') -> SentencePairs:
     return read_sentence_pairs(download.data_folder('multi30k', folder, published) / MULTI30K_SPLITS[split])
 
 
-def _columns(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _read_table(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     rows = [line.split('\t') for line in read_lines(path)]
     for number, row in enumerate(rows, 1):
         if len(row) != 2:
@@ -65,7 +70,7 @@ def _columns(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(row[0] for row in rows), tuple(row[1] for row in rows)
 
 
-def _side(path: Path, language: str) -> Path:
+def _language_file(path: Path, language: str) -> Path:
     plain, zipped = Path(f'{path}.{language}'), Path(f'{path}.{language}.gz')
     check_regular_file(plain)
     if not plain.is_file() and not zipped.is_file():

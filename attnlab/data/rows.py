@@ -1,8 +1,8 @@
-"""Rows of T tokens for a language model: windows of one text, at random or in order, and documents packed together.
+"""Rows of T tokens for a language model: random or consecutive windows of one text, or packed documents.
 
-    batch = windows(ids, T=64, B=12, seed=0)(step)      # training, as in nanoGPT
-    batches = in_order(consecutive(ids, T=64), B=12)    # evaluation, every prediction once
-    batch = shuffled(pack(documents, T=64), B=12, seed=0)(step)
+    batch = random_windows(ids, T=64, B=12, seed=0)(step)                # training, as in nanoGPT
+    batches = ordered_row_batches(consecutive_windows(ids, T=64), B=12)  # evaluation: each token is predicted once
+    batch = shuffled_row_batches(pack_documents(documents, T=64), B=12, seed=0)(step)
 """
 
 from bisect import bisect_left, insort
@@ -15,14 +15,17 @@ import numpy as np
 from attnlab.data import batches
 from attnlab.errors import UserError
 
-IGNORE_LABEL = -1  # a label that no loss counts
+IGNORE_LABEL = -1
+"""Label of a position that the loss leaves out."""
 
 
 class TokenRows(NamedTuple):
-    """[rows, T] int32 each.
+    """Rows of tokens with their labels, [rows, T] int32 each.
 
-    tokens: 0 in padding.  labels: what follows each token in its document, IGNORE where nothing does and in padding.
-    segment_ids: equal within a document, 1, 2, ... along a row; 0 in padding.  positions: 0, 1, ... in each segment.
+    tokens: 0 in padding.
+    labels: the token after each one in its document; IGNORE_LABEL where there is none, and in padding.
+    segment_ids: 1, 2, ... along a row, one number for each document; 0 in padding.
+    positions: 0, 1, ... in each segment.
     """
 
     tokens: np.ndarray
@@ -34,131 +37,145 @@ class TokenRows(NamedTuple):
 ALL_ROWS = slice(None)
 
 BatchFunction = Callable[..., TokenRows]
-"""(step, rows=ALL) -> those rows of the step's batch."""
+"""Function (step, rows=ALL_ROWS) that returns the selected rows of the batch of a step."""
 
 
 def random_windows(ids: np.ndarray, T: int, B: int, seed: int) -> BatchFunction:
-    """Batch of step i: B windows whose starts are drawn from all that there are, each as likely (nanoGPT).
+    """Return a batch function that draws B windows of a text, each start with the same probability (nanoGPT).
 
-    ids: [n] int.  UserError if they hold no window of T tokens and their labels.
+    ids: [n] int.  Raises UserError if they are too few for one window of T tokens and their labels.
     """
-    _check(T, B)
+    _check_shape(T, B)
     if len(ids) <= T:
         raise UserError(f'the text has {len(ids)} tokens; windows of {T} need at least {T + 1}')
-    every = np.lib.stride_tricks.sliding_window_view(ids, T + 1)
+    windows = np.lib.stride_tricks.sliding_window_view(ids, T + 1)
     segments, positions = np.ones((B, T), np.int32), np.tile(np.arange(T, dtype=np.int32), (B, 1))
 
     def draw(step: int, rows: slice = ALL_ROWS) -> TokenRows:
-        # The key of a step apart from the seed: no two of them give one sequence, however large.
+        # The step is the spawn key and not a part of the seed, so that no two pairs of (seed, step), however large,
+        # give the same random numbers.
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(step,))))
-        drawn = every[random.integers(len(every), size=B)[rows]].astype(np.int32)
+        drawn = windows[random.integers(len(windows), size=B)[rows]].astype(np.int32)
         return TokenRows(drawn[:, :-1], drawn[:, 1:], segments[rows], positions[rows])
 
     return draw
 
 
 def consecutive_windows(ids: np.ndarray, T: int) -> TokenRows:
-    """The whole text in windows: each token but the first, before which there is nothing, is a label exactly once."""
-    _check(T)
+    """Divide a whole text into windows; each token except the first is a label exactly once.
+
+    ids: [n] int.  Raises UserError for fewer than 2 tokens.
+    """
+    _check_shape(T)
     if len(ids) < 2:
         raise UserError(f'the text has {len(ids)} tokens; expected at least 2, one to predict from the other')
     count = len(ids) - 1
     shape = (-(-count // T), T)
 
-    def cut(values: np.ndarray, fill: int) -> np.ndarray:
+    def to_rows(values: np.ndarray, fill: int) -> np.ndarray:
         return np.pad(values.astype(np.int32), (0, shape[0] * T - count), constant_values=fill).reshape(shape)
 
-    segments = cut(np.ones(count), 0)
-    # Padding is a segment of its own, with positions of its own.
+    segments = to_rows(np.ones(count), 0)
+    # Padding is a segment of its own, so its positions start at 0.
     positions = np.arange(T, dtype=np.int32) - (1 - segments) * (count % T)
-    return TokenRows(cut(ids[:-1], 0), cut(ids[1:], IGNORE_LABEL), segments, positions)
+    return TokenRows(to_rows(ids[:-1], 0), to_rows(ids[1:], IGNORE_LABEL), segments, positions)
 
 
 def pack_documents(documents: Sequence[np.ndarray], T: int) -> TokenRows:
-    """Documents in as few rows as best fit finds, whole, each a segment of its own.
+    """Pack whole documents into rows by best fit, each document in a segment of its own.
 
-    documents: [n] int each, marks included.  They are placed in order, each in the row with the least room that holds
-    it (the oldest of several), a new one if there is none.  Of a document longer than T, pieces of T tokens are
-    documents of their own, but for their last label, which is the first token of the next.  So each token but the first
-    of its document is a label exactly once.
+    The documents are placed in order, each into the row with the smallest free space that holds it (of several, the
+    oldest), or into a new row.  A document longer than T is divided into pieces of T tokens, which are placed like
+    documents; the last label of a piece is the first token of the next piece.  So each token except the first of its
+    document is a label exactly once.
+
+    documents: [n] int each, document marks included.  Raises UserError if they have no tokens.
     """
-    _check(T)
+    _check_shape(T)
     lengths = np.array([len(document) for document in documents], np.int64)
     if not lengths.sum():
         raise UserError('no documents to pack')
     ids = np.concatenate(documents).astype(np.int32)
     labels = np.append(ids[1:], np.int32(IGNORE_LABEL))
     labels[np.cumsum(lengths)[lengths > 0] - 1] = IGNORE_LABEL
-    pieces = np.array([size for length in lengths for size in _pieces(int(length), T)], np.int64)
-    rows, columns, numbers = _places(pieces, T)
-    within = np.arange(len(ids)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    slots = np.repeat(rows * T + columns, pieces) + within
-    room = np.full(rows.max() + 1, T)
-    np.subtract.at(room, rows, pieces)
+    pieces = np.array([size for length in lengths for size in _piece_lengths(int(length), T)], np.int64)
+    rows, columns, segment_numbers = _best_fit(pieces, T)
+    position_in_piece = np.arange(len(ids)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    slots = np.repeat(rows * T + columns, pieces) + position_in_piece
+    free = np.full(rows.max() + 1, T)
+    np.subtract.at(free, rows, pieces)
 
-    def laid(values: np.ndarray, fill: int) -> np.ndarray:
-        out = np.full((len(room), T), fill, np.int32)
+    def to_rows(values: np.ndarray, fill: int) -> np.ndarray:
+        out = np.full((len(free), T), fill, np.int32)
         out.flat[slots] = values
         return out
 
-    segments = laid(np.repeat(numbers, pieces), 0)
-    positions = np.where(segments == 0, np.arange(T) - (T - room)[:, None], laid(within, 0)).astype(np.int32)
-    return TokenRows(laid(ids, 0), laid(labels, IGNORE_LABEL), segments, positions)
+    segments = to_rows(np.repeat(segment_numbers, pieces), 0)
+    padding_positions = np.arange(T) - (T - free)[:, None]
+    positions = np.where(segments == 0, padding_positions, to_rows(position_in_piece, 0)).astype(np.int32)
+    return TokenRows(to_rows(ids, 0), to_rows(labels, IGNORE_LABEL), segments, positions)
 
 
-def shuffled_row_batches(every: TokenRows, B: int, seed: int) -> BatchFunction:
-    """Batch of step i: a new order of the rows every epoch, in which each comes once; the last batch is padded."""
-    _check(B=B)
-    count, T = every.tokens.shape
-    order = batches.shuffled_batches(np.full(count, T), [T], B, seed)
-    return lambda step, rows=ALL_ROWS: _take(every, order(step).examples[rows])
+def shuffled_row_batches(all_rows: TokenRows, B: int, seed: int) -> BatchFunction:
+    """Return a batch function with a new order of the rows every epoch, each row once; one batch of it is padded."""
+    _check_shape(B=B)
+    count, T = all_rows.tokens.shape
+    batch_indices = batches.shuffled_batches(np.full(count, T), [T], B, seed)
+
+    def draw(step: int, rows: slice = ALL_ROWS) -> TokenRows:
+        return _select(all_rows, batch_indices(step).examples[rows])
+
+    return draw
 
 
 def ordered_row_batches(rows: TokenRows, B: int) -> list[TokenRows]:
-    """All rows in batches of B; the last one is padded."""
-    _check(B=B)
+    """Divide rows into batches of B, in order; the last one is padded."""
+    _check_shape(B=B)
     count = len(rows.tokens)
-    numbers = np.pad(np.arange(count), (0, -count % B), constant_values=-1)
-    return [_take(rows, chosen) for chosen in numbers.reshape(-1, B)]
+    indices = np.pad(np.arange(count), (0, -count % B), constant_values=-1)
+    return [_select(rows, batch) for batch in indices.reshape(-1, B)]
 
 
-def _check(T: int = 1, B: int = 1) -> None:
+def _check_shape(T: int = 1, B: int = 1) -> None:
     if T < 1 or B < 1:
         raise UserError(f'rows of {T} tokens, {B} in a batch; expected at least 1 of each')
 
 
-def _take(rows: TokenRows, chosen: np.ndarray) -> TokenRows:
-    """Those rows; -1 is a row of padding."""
-    full = (chosen >= 0)[:, None]
-    empty = (np.int32(0), np.int32(IGNORE_LABEL), np.int32(0), np.arange(rows.tokens.shape[1], dtype=np.int32))
-    return TokenRows(*(np.where(full, values[chosen], fill) for values, fill in zip(rows, empty, strict=True)))
+def _select(rows: TokenRows, indices: np.ndarray) -> TokenRows:
+    """Return the rows with these indices; -1 gives a row of padding."""
+    full = (indices >= 0)[:, None]
+    padding = (np.int32(0), np.int32(IGNORE_LABEL), np.int32(0), np.arange(rows.tokens.shape[1], dtype=np.int32))
+    return TokenRows(*(np.where(full, values[indices], fill) for values, fill in zip(rows, padding, strict=True)))
 
 
-def _pieces(length: int, T: int) -> list[int]:
+def _piece_lengths(length: int, T: int) -> list[int]:
     return [T] * (length // T) + [length % T] * (length % T > 0)
 
 
-def _places(lengths: np.ndarray, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row, first column, number in the row from 1) of each piece, by best fit."""
-    waiting: dict[int, list[int]] = {}  # room: the rows that have it, a heap
-    rooms: list[int] = []  # ascending, those of some row
-    held: list[int] = []  # documents of each row
-    places = np.empty((3, len(lengths)), np.int64)
+def _best_fit(lengths: np.ndarray, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Place pieces into rows of T tokens by best fit.
+
+    Returns (row, first column, number within the row from 1) of each piece, [pieces] int64 each.
+    """
+    rows_by_free: dict[int, list[int]] = {}  # free space -> heap of the rows that have it
+    free_sizes: list[int] = []  # the keys of rows_by_free, ascending
+    piece_counts: list[int] = []  # pieces in each row
+    placements = np.empty((3, len(lengths)), np.int64)
     for index, length in enumerate(lengths.tolist()):
-        at = bisect_left(rooms, length)
-        if at == len(rooms):
-            row, room = len(held), T
-            held.append(0)
+        at = bisect_left(free_sizes, length)
+        if at == len(free_sizes):
+            row, free = len(piece_counts), T
+            piece_counts.append(0)
         else:
-            room = rooms[at]
-            row = heappop(waiting[room])
-            if not waiting[room]:
-                del waiting[room], rooms[at]
-        held[row] += 1
-        places[:, index] = row, T - room, held[row]
-        if room > length:
-            if room - length not in waiting:
-                waiting[room - length] = []
-                insort(rooms, room - length)
-            heappush(waiting[room - length], row)
-    return places[0], places[1], places[2]
+            free = free_sizes[at]
+            row = heappop(rows_by_free[free])
+            if not rows_by_free[free]:
+                del rows_by_free[free], free_sizes[at]
+        piece_counts[row] += 1
+        placements[:, index] = row, T - free, piece_counts[row]
+        if free > length:
+            if free - length not in rows_by_free:
+                rows_by_free[free - length] = []
+                insort(free_sizes, free - length)
+            heappush(rows_by_free[free - length], row)
+    return placements[0], placements[1], placements[2]

@@ -102,8 +102,8 @@ class TransformerBlock(nn.Module):
                 return self._attend
             case 'convolution':
                 layer = CausalConvolution(
-                    config.taps, config.use_bias, self._starts()['out_init'], compute_dtype(config), self.cache_length > 0,
-                    name='convolution',
+                    config.kernel_size, config.use_bias, self._starts()['out_init'], compute_dtype(config),
+                    self.cache_length > 0, name='convolution',
                 )  # fmt: skip
             case 'gru' | 'lstm' as kind:
                 layer = RecurrentMixer(kind, self.cache_length > 0, name='recurrence')
@@ -139,10 +139,12 @@ class TransformerBlock(nn.Module):
         if not config.experts:
             return MLP(name='mlp', **common)
         return MixtureOfExperts(
-            experts=config.experts, active=config.active, capacity_factor=config.capacity_factor or None,
+            experts=config.experts, experts_per_token=config.experts_per_token,
+            capacity_factor=config.capacity_factor or None,
             shared=config.shared_expert,
             order='token',  # in the order of choices, a later token could take an earlier one's second slot
-            renormalised=config.active > 1,  # a single weight would always be 1, without a gradient for the router
+            # A single renormalised weight would always be 1, without a gradient for the router.
+            renormalised=config.experts_per_token > 1,
             name='experts', **common,
         )  # fmt: skip
 

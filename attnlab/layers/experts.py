@@ -32,7 +32,7 @@ class MixtureOfExperts(nn.Module):
     Parameters: `router` kernel [D, E]; those of `attnlab.layers.mlp.MLP` with an axis in front, `up` and `gate` kernels
     [E, D, F], `down` [E, F, D]; with a shared expert an MLP `shared_expert`.
 
-    experts: E.  active: A, how many experts a token goes to.
+    experts: E.  experts_per_token: A, how many experts a token goes to.
     kind, features, use_bias, dropout_rate: of every expert, the shared one included, as in `MLP`.
     capacity_factor: if None, every token is served.  Otherwise an expert takes `capacity` tokens of a batch row, by the
       number of real tokens in it: neither padding nor other rows matter.  A choice beyond that is dropped: it adds
@@ -47,7 +47,7 @@ class MixtureOfExperts(nn.Module):
     """
 
     experts: int
-    active: int
+    experts_per_token: int
     kind: str
     features: int | None = None
     use_bias: bool | None = None
@@ -85,13 +85,13 @@ class MixtureOfExperts(nn.Module):
         if token_mask is not None:
             x = jnp.where(token_mask[..., None], x, 0)  # NaN there would come back in the gradients of parameters
         routing = route_tokens(
-            self._logits(x), self.active, token_mask, capacity=self._capacity(x.shape[1], token_mask), order=self.order,
-            renormalised=self.renormalised,
+            self._logits(x), self.experts_per_token, token_mask, capacity=self._capacity(x.shape[1], token_mask),
+            order=self.order, renormalised=self.renormalised,
         )  # fmt: skip
         output = self._served(x, routing, deterministic)
         if self.shared:
             output = output + self._shared(x, token_mask, deterministic)
-        choices = self.active * (x.shape[0] * x.shape[1] if token_mask is None else jnp.sum(token_mask))
+        choices = self.experts_per_token * (x.shape[0] * x.shape[1] if token_mask is None else jnp.sum(token_mask))
         dropped = routing.dropped / jnp.maximum(choices, 1).astype(jnp.float32)
         return output, {'load_balance': routing.load_balance, 'z': routing.z, 'dropped': dropped}
 
@@ -107,14 +107,14 @@ class MixtureOfExperts(nn.Module):
     def _capacity(self, T: int, token_mask: Array | None) -> int | Array | None:
         if (factor := self.capacity_factor) is None:
             return None
-        at = lambda tokens: expert_capacity(tokens, self.experts, self.active, factor)
+        at = lambda tokens: expert_capacity(tokens, self.experts, self.experts_per_token, factor)
         if token_mask is None:
             return at(T)
         return jnp.asarray([at(tokens) for tokens in range(T + 1)])[jnp.sum(token_mask, axis=1)]
 
     def _served(self, x: Array, routing: Routing, deterministic: bool) -> Array:
         """[B, T, D], the weighted sum of the outputs of the experts that were chosen."""
-        (B, T, D), A = x.shape, self.active
+        (B, T, D), A = x.shape, self.experts_per_token
         F = default_mlp_width(self.kind, D) if self.features is None else self.features
 
         def matrix(name: str, rows: int, columns: int, init: Callable[..., Array]) -> tuple[Array, Array | None]:

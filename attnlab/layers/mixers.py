@@ -17,12 +17,12 @@ from attnlab.layers.recurrent import CellKind, RecurrentLayer
 
 
 class CausalConvolution(nn.Module):
-    """A causal convolution D -> D (van den Oord et al. 2016): `kernel` [taps, D, D], `bias` [D].
+    """A causal convolution D -> D (van den Oord et al. 2016): `kernel` [kernel_size, D, D], `bias` [D].
 
-    Four taps have as many parameters as the four products of multi-head attention.
+    A kernel size of 4 has as many parameters as the four products of multi-head attention.
     """
 
-    taps: int
+    kernel_size: int
     use_bias: bool = True
     kernel_init: Callable[..., Array] = nn.initializers.lecun_normal()
     dtype: Any = None
@@ -36,10 +36,10 @@ class CausalConvolution(nn.Module):
         token_mask: Bool[Array, 'B T'] | None = None,
     ) -> Float[Array, 'B T D']:
         """x [B, T, D]: the same shape.  token_mask: the tokens that a cache keeps, None: all."""
-        if self.taps < 1:
-            raise ValueError(f'taps is {self.taps}; expected a positive number')
+        if self.kernel_size < 1:
+            raise ValueError(f'kernel_size is {self.kernel_size}; expected a positive number')
         D = x.shape[-1]
-        kernel = self.param('kernel', self.kernel_init, (self.taps, D, D), jnp.float32)
+        kernel = self.param('kernel', self.kernel_init, (self.kernel_size, D, D), jnp.float32)
         bias = self.param('bias', nn.initializers.zeros, (D,), jnp.float32) if self.use_bias else None
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
         if self.cache:
@@ -49,13 +49,13 @@ class CausalConvolution(nn.Module):
         return y if bias is None else y + bias[None, None]
 
     def _continued(self, x: Array, kernel: Array, token_mask: Array) -> Array:
-        """The cache holds the last taps - 1 tokens; the real ones of this call are moved up behind them."""
+        """The cache holds the last kernel_size - 1 tokens; the real ones of this call are moved up behind them."""
         B, _, D = x.shape
-        past = self.variable('cache', 'past', jnp.zeros, (B, self.taps - 1, D), x.dtype)
+        past = self.variable('cache', 'past', jnp.zeros, (B, self.kernel_size - 1, D), x.dtype)
         order = jnp.argsort(~token_mask, axis=1, stable=True)
         both = jnp.concatenate([past.value, jnp.take_along_axis(x, order[..., None], axis=1)], axis=1)
-        y = sliding_convolution(both, kernel, is_causal=True)[:, self.taps - 1 :]
-        last = jnp.sum(token_mask, axis=1)[:, None] + jnp.arange(self.taps - 1)[None]
+        y = sliding_convolution(both, kernel, is_causal=True)[:, self.kernel_size - 1 :]
+        last = jnp.sum(token_mask, axis=1)[:, None] + jnp.arange(self.kernel_size - 1)[None]
         past.value = jnp.take_along_axis(both, last[..., None], axis=1)
         return jnp.take_along_axis(y, jnp.argsort(order, axis=1)[..., None], axis=1)
 

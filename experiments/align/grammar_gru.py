@@ -1,4 +1,4 @@
-"""English to French on sentences of the embedded grammar: attention, or one fixed context vector.
+"""English to French on sentences of the embedded grammar, by GRUs with attention or one fixed context vector.
 
 attnlab train --config=experiments/align/grammar_gru.py --workdir=runs/grammar
 attnlab train --config=experiments/align/grammar_gru.py:fixed --workdir=runs/grammar_fixed
@@ -28,7 +28,7 @@ SCORES: dict[str, Any] = {'': 'additive', 'dot': 'dot', 'fixed': 'none'}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: '' for additive attention, 'dot' for the scaled dot product, 'fixed' for no attention."""
+    """Return the config.  arg: '' for additive attention, 'dot' for scaled dot product, 'fixed' for no attention."""
     if arg not in SCORES:
         raise ValueError(f"the argument is {arg!r}; expected '', 'dot' or 'fixed'")
     return config_dict(
@@ -57,7 +57,7 @@ def get_config(arg: str = '') -> ConfigDict:
             ),
             train=TrainConfig(
                 batch_size=64,
-                mesh='data=1',  # of devices that share the work; a step so small is faster on one
+                mesh='data=1',  # so small a step is faster on one device than on several
                 duration='3.5 epochs',
                 log_every='50 steps',
                 eval_every='1 epoch',
@@ -69,10 +69,10 @@ def get_config(arg: str = '') -> ConfigDict:
 
 
 def sweep_scores() -> Iterator[Overrides]:
-    """The three ways to score a source word, none being one fixed context vector."""
+    """The three attention scores; none: one fixed context vector."""
     return grid({'model.attention': ('additive', 'dot', 'none')})
 
 
 def sweep_seeds() -> Iterator[Overrides]:
-    """Three, to go with the scores: --sweep=scores,seeds."""
+    """Three seeds, to combine with the scores: --sweep=scores,seeds."""
     return grid({'seed': range(3)})

@@ -3,8 +3,8 @@
 attnlab train --config=experiments/align/grammar_transformer.py --workdir=runs/grammar_transformer
 attnlab eval --workdir=runs/grammar_transformer --split=test
 
-Two cores of an AMD EPYC, seed 0, 500 test sentences: BLEU 98.2, exact match 94.8 %, AER 0.066 (layer 1, read where a
-word is made; layer 2: 0.080).  1,121,152 parameters.
+Two cores of an AMD EPYC, seed 0, 500 test sentences: BLEU 98.2, exact match 94.8 %, AER 0.066 (attention of
+layer 1 at the step that produces a word; layer 2: 0.080).  1,121,152 parameters.
 """
 
 from ml_collections import ConfigDict
@@ -20,7 +20,7 @@ from attnlab.configs import (
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: '' for pre-norm, 'post' for the order of 2017."""
+    """Return the config.  arg: '' for pre-norm, 'post' for post-norm, as in Vaswani et al. 2017."""
     if arg not in ('', 'post'):
         raise ValueError(f"the argument is {arg!r}; expected '' or 'post'")
     return config_dict(

@@ -1,4 +1,4 @@
-"""English to French on the 29,000 captions of Multi30k: attention, or one fixed context vector.
+"""English to French on the 29,000 captions of Multi30k, by GRUs with attention or one fixed context vector.
 
 attnlab train --config=experiments/align/multi30k_gru.py --workdir=runs/multi30k
 attnlab train --config=experiments/align/multi30k_gru.py:fixed --workdir=runs/multi30k_fixed
@@ -25,7 +25,7 @@ SCORES: dict[str, Any] = {'': 'additive', 'dot': 'dot', 'fixed': 'none'}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: '' for additive attention, 'dot' for the scaled dot product, 'fixed' for no attention."""
+    """Return the config.  arg: '' for additive attention, 'dot' for scaled dot product, 'fixed' for no attention."""
     if arg not in SCORES:
         raise ValueError(f"the argument is {arg!r}; expected '', 'dot' or 'fixed'")
     return config_dict(

@@ -3,8 +3,8 @@
 attnlab train --config=experiments/align/multi30k_transformer.py --workdir=runs/multi30k_transformer
 attnlab eval --workdir=runs/multi30k_transformer --split=test
 
-Two cores of an AMD EPYC, shared with other work, seed 0, 47 minutes, 2,861,568 parameters, beams of 5: sacreBLEU 58.4
-on test 2016 and 48.9 on test 2017; of lower-cased words, as papers score, 59.4 and 50.2.  Wu et al. 2021 report 61.8
+Two cores of an AMD EPYC, shared with other work, seed 0, 47 minutes, 2,861,568 parameters, beam size 5: sacreBLEU 58.4
+on test 2016 and 48.9 on test 2017; 59.4 and 50.2 in lower case, which papers report.  Wu et al. 2021 report 61.8
 and 53.5 for their Transformer-Tiny (2.55 million parameters, 3.5 times as many tokens).
 """
 
@@ -22,7 +22,7 @@ from attnlab.configs import (
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: '' for pre-norm, 'post' for the order of 2017."""
+    """Return the config.  arg: '' for pre-norm, 'post' for post-norm, as in Vaswani et al. 2017."""
     if arg not in ('', 'post'):
         raise ValueError(f"the argument is {arg!r}; expected '' or 'post'")
     return config_dict(

@@ -4,7 +4,8 @@ attnlab train --config=experiments/align/rnnsearch.py --workdir=runs/rnnsearch \
     --config.data.train=path/train --config.data.valid=path/valid --config.data.test=path/test
 attnlab count --config=experiments/align/rnnsearch.py:fixed
 
-To the letter of the appendix, with 30,000 words a language; trained with Adam where the paper has Adadelta.
+The architecture is exactly that of the appendix, with 30,000 words for each language.  The optimizer is Adam; the paper
+uses Adadelta.
 """
 
 from ml_collections import ConfigDict
@@ -21,7 +22,10 @@ from attnlab.configs import (
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: '' for RNNsearch, 'fixed' for RNNencdec, which reads one way and keeps one context vector."""
+    """Return the config.
+
+    arg: '' for RNNsearch, 'fixed' for RNNencdec, with a unidirectional encoder and one fixed context vector.
+    """
     if arg not in ('', 'fixed'):
         raise ValueError(f"the argument is {arg!r}; expected '' or 'fixed'")
     return config_dict(

@@ -1,10 +1,10 @@
-"""The Transformer (base) of Vaswani et al. 2017, table 3, on sentence pairs of yours: 63,082,496 parameters.
+"""The Transformer (base) of Vaswani et al. 2017, table 3, on your sentence pairs: 63,082,496 parameters.
 
 attnlab train --config=experiments/align/transformer_base.py --workdir=runs/base \
     --config.data.train=path/train --config.data.valid=path/valid --config.data.test=path/test
 attnlab count --config=experiments/align/transformer_base.py
 
-With 37,000 sub-words that both languages share; a small corpus gives fewer.
+The languages share 37,000 sub-words; a small corpus gives fewer, and a smaller model.
 """
 
 from ml_collections import ConfigDict
@@ -21,7 +21,7 @@ from attnlab.configs import (
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """It takes no argument."""
+    """Return the config; there is no argument."""
     if arg:
         raise ValueError(f"the argument is {arg!r}; expected ''")
     return config_dict(

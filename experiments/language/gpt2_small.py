@@ -1,9 +1,9 @@
-"""GPT-2 small on a text of yours (Radford et al. 2019; the optimizer's fields are nanoGPT's): 124,439,808 parameters.
+"""GPT-2 small on your text (Radford et al. 2019; the optimizer settings are nanoGPT's): 124,439,808 parameters.
 
 attnlab train --config=experiments/language/gpt2_small.py --workdir=runs/gpt2 --config.data.path=text.txt
 attnlab count --config=experiments/language/gpt2_small.py
 
-Sub-words are made from the text itself, so a small one gives fewer of them, and a smaller model, than counted.
+The sub-words are learned from the text, so a small text gives fewer sub-words, and a smaller model.
 """
 
 from ml_collections import ConfigDict
@@ -12,7 +12,7 @@ from attnlab.configs import LanguageConfig, LanguageModelConfig, OptimizerConfig
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """It takes no argument."""
+    """Return the config; there is no argument."""
     if arg:
         raise ValueError(f"the argument is {arg!r}; expected ''")
     return config_dict(

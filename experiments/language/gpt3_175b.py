@@ -1,9 +1,9 @@
-"""GPT-3 175B (Brown et al. 2020, table 2.1): 174,604,259,328 parameters, for counting.
+"""GPT-3 175B (Brown et al. 2020, table 2.1): 174,604,259,328 parameters, to count.
 
 attnlab count --config=experiments/language/gpt3_175b.py
 attnlab train --config=experiments/language/gpt3_175b.py --workdir=runs/gpt3 --config.data.path=text.txt
 
-All of its layers attend to all of the past, where the paper's alternate with banded ones.
+All layers attend to the whole past; in the paper, every other layer has sparse, banded attention.
 """
 
 from ml_collections import ConfigDict
@@ -12,7 +12,7 @@ from attnlab.configs import LanguageConfig, LanguageModelConfig, OptimizerConfig
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """It takes no argument."""
+    """Return the config; there is no argument."""
     if arg:
         raise ValueError(f"the argument is {arg!r}; expected ''")
     return config_dict(

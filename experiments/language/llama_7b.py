@@ -10,7 +10,7 @@ from attnlab.configs import LanguageConfig, LanguageModelConfig, OptimizerConfig
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """It takes no argument."""
+    """Return the config; there is no argument."""
     if arg:
         raise ValueError(f"the argument is {arg!r}; expected ''")
     return config_dict(

@@ -1,4 +1,4 @@
-"""Tiny Shakespeare by characters, in nanoGPT's setting for a CPU: 4 layers, D 128, context 64, batch 12, 2,000 steps.
+"""Tiny Shakespeare by characters, with nanoGPT's CPU settings: 4 layers, D 128, context 64, batch 12, 2,000 steps.
 
 attnlab train --config=experiments/language/shakespeare_char.py --workdir=runs/shakespeare
 attnlab train --config=experiments/language/shakespeare_char.py:swiglu --workdir=runs/shakespeare_swiglu
@@ -6,7 +6,7 @@ attnlab eval --workdir=runs/shakespeare
 attnlab generate --workdir=runs/shakespeare --prompt="ROMEO:" --temperature=0.8
 attnlab sweep --config=experiments/language/shakespeare_char.py --sweep=rates,orders --workdir=sweeps/rates --workers=2
 
-Two cores of an AMD EPYC, mean of seeds 0 to 2, validation loss after the last step (nanoGPT's own run: 1.88): 1.758;
+Two cores of an AMD EPYC, mean of seeds 0 to 2, validation loss after the last step (nanoGPT reports 1.88): 1.758;
 'today' 1.666, 'convolution' 1.669, 'rotary' 1.719, 'swiglu' 1.742, 'experts' 1.749; the others in docs/language.md.
 """
 
@@ -37,7 +37,7 @@ VARIANTS = {
     'alibi': dict(positions='alibi'),
     'grouped': dict(kv_heads=1),
     'sinks': dict(sinks=True),
-    'experts': dict(experts=4, active=1),
+    'experts': dict(experts=4, experts_per_token=1),
     'today': TODAY,
     'convolution': dict(mixer='convolution'),
     'gru': dict(mixer='gru'),
@@ -45,7 +45,7 @@ VARIANTS = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: '' for GPT-2's block, or the one thing that is different from it; 'today' for several at once."""
+    """Return the config.  arg: '' for GPT-2's block, else the name of a variant; 'today' combines several."""
     if arg not in VARIANTS:
         raise ValueError(f'the argument is {arg!r}; expected one of {", ".join(map(repr, VARIANTS))}')
     return config_dict(
@@ -75,17 +75,17 @@ def get_config(arg: str = '') -> ConfigDict:
 
 
 def sweep_rates() -> Iterator[Overrides]:
-    """Those of Wortsman et al. 2023, for how much a variant depends on it: --sweep=rates,orders."""
+    """The learning rates of Wortsman et al. 2023, to measure how sensitive a variant is: --sweep=rates,orders."""
     return grid({'optimizer.learning_rate': (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)})
 
 
 def sweep_orders() -> Iterator[Overrides]:
-    """Pre-norm, post-norm, and pre-norm with queries and keys normalised."""
+    """Pre-norm, post-norm, and pre-norm with normalised queries and keys."""
     return zipped({'model.order': ('pre', 'post', 'pre'), 'model.qk_norm': ('none', 'none', 'rms')})
 
 
 def sweep_heads() -> Iterator[Overrides]:
-    """One wide head to many narrow ones, of as many parameters."""
+    """Numbers of heads from 1 to 16, with the same number of parameters."""
     return grid({'model.heads': (1, 2, 4, 8, 16)})
 
 
@@ -95,10 +95,10 @@ def sweep_sizes() -> Iterator[Overrides]:
 
 
 def sweep_experts() -> Iterator[Overrides]:
-    """One MLP, and experts of which a token meets one or two."""
-    return chained(grid({'model.experts': (0,)}), grid({'model.experts': (4, 8), 'model.active': (1, 2)}))
+    """One MLP, and 4 or 8 experts of which each token is sent to 1 or 2."""
+    return chained(grid({'model.experts': (0,)}), grid({'model.experts': (4, 8), 'model.experts_per_token': (1, 2)}))
 
 
 def sweep_seeds() -> Iterator[Overrides]:
-    """Three, to go with any of the others: --sweep=heads,seeds."""
+    """Three seeds, to combine with any other sweep: --sweep=heads,seeds."""
     return grid({'seed': range(3)})

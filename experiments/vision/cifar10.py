@@ -23,7 +23,10 @@ MODELS = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """The data of cifar10_small.py, changed more, longer and larger; arg: '' for patches, 'cct' for a tokenizer."""
+    """Return the config of cifar10_small.py with more augmentation, a larger model and longer training.
+
+    arg: '' for patches, 'cct' for a convolutional tokenizer.
+    """
     if arg not in MODELS:
         raise ValueError(f'the argument is {arg!r}; expected one of {", ".join(map(repr, MODELS))}')
     config = runpy.run_path(str(Path(__file__).with_name('cifar10_small.py')))['get_config']()

@@ -1,12 +1,13 @@
-"""CIFAR-10 on two CPU cores in less than an hour: a compact convolutional Transformer, and what stands beside it.
+"""CIFAR-10 on two CPU cores in less than an hour: a compact convolutional Transformer, a ViT and a residual network.
 
 attnlab train --config=experiments/vision/cifar10_small.py --workdir=runs/cct
 attnlab train --config=experiments/vision/cifar10_small.py:vit --workdir=runs/vit
 attnlab train --config=experiments/vision/cifar10_small.py:resnet --workdir=runs/resnet
 attnlab eval --workdir=runs/cct
 
-Two cores of an AMD EPYC, seed 0: 82.0 % of the test images in 59 minutes, with tests beside it; the plain ViT 76.9 %
-after as many epochs (docs/vision.md).  The residual network was not run yet.
+Two cores of an AMD EPYC, seed 0: the compact Transformer classifies 82.0 % of the test images correctly after 59
+minutes, while tests ran on the same cores; the plain ViT 76.9 % after as many epochs (docs/vision.md).  The residual
+network has not been run yet.
 """
 
 from ml_collections import ConfigDict
@@ -34,7 +35,10 @@ MODELS = {
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: '' for the compact convolutional Transformer, 'vit' for a plain one, 'resnet' for a residual network."""
+    """Return the config.
+
+    arg: '' for the compact convolutional Transformer, 'vit' for a plain ViT, 'resnet' for a residual network.
+    """
     if arg not in MODELS:
         raise ValueError(f'the argument is {arg!r}; expected one of {", ".join(map(repr, MODELS))}')
     return config_dict(

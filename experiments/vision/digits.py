@@ -1,10 +1,10 @@
-"""Handwritten digits, drawn by a program: a Vision Transformer to try first, with nothing to download.
+"""A small Vision Transformer on handwritten digits that are drawn by a program; nothing is downloaded.
 
 attnlab train --config=experiments/vision/digits.py --workdir=runs/digits
 attnlab eval --workdir=runs/digits
 attnlab attend --workdir=runs/digits 0 1 2
 
-Two cores of an AMD EPYC, seed 0: 98.6 % of 1,000 test images in 48 seconds.
+Two cores of an AMD EPYC, seed 0: 98.6 % of 1,000 test images classified correctly after 48 seconds.
 """
 
 from ml_collections import ConfigDict
@@ -13,7 +13,7 @@ from attnlab.configs import DigitsData, OptimizerConfig, TrainConfig, VisionConf
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """It takes no argument."""
+    """Return the config; there is no argument."""
     if arg:
         raise ValueError(f"the argument is {arg!r}; expected ''")
     return config_dict(

@@ -1,12 +1,12 @@
-"""The models of Dosovitskiy et al. 2021 and Touvron et al. 2021, to count: ViT-B/16 86,567,656 parameters.
+"""The models of Dosovitskiy et al. 2021 and Touvron et al. 2021, to count: ViT-B/16 has 86,567,656 parameters.
 
 attnlab count --config=experiments/vision/imagenet_b16.py
 attnlab count --config=experiments/vision/imagenet_b16.py:L/16
 attnlab train --config=experiments/vision/imagenet_b16.py --workdir=runs/imagenet \
     --config.data.train=train.npz --config.data.test=test.npz
 
-Ti/16 has 5,717,416, S/16 22,050,664, L/16 304,326,632 and H/14 632,045,800: 224 x 224 pixels, 1,000 classes, a class
-token.
+Ti/16 has 5,717,416, S/16 22,050,664, L/16 304,326,632 and H/14 632,045,800, for 224 x 224 pixels, 1,000 classes and a
+class token.
 """
 
 from ml_collections import ConfigDict
@@ -17,7 +17,7 @@ SIZES = {'Ti/16': 16, 'S/16': 16, 'B/16': 16, 'L/16': 16, 'H/14': 14}
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """arg: size and patch; '' for B/16."""
+    """Return the config.  arg: model size and patch size, as 'L/16'; '' for B/16."""
     arg = arg or 'B/16'
     if arg not in SIZES:
         raise ValueError(f'the argument is {arg!r}; expected one of {", ".join(map(repr, SIZES))}')

@@ -1,4 +1,4 @@
-"""An experiment of a task of its own, whose config has a field of every type."""
+"""An experiment with its own task, whose config has a field of every type."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from attnlab.configs import Section, field
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Section):
-    lr: float = field(0.1, 'rate', least=0)
+    lr: float = field(0.1, 'rate', ge=0)
     nesterov: bool = field(False, 'momentum')
     width: float = field(3.0, 'width')
 
@@ -23,13 +23,13 @@ class Optimizer(Section):
 class Model(Section):
     layers: int = field(2, 'layers')
     shape: tuple[int, ...] = field((8, 8), 'sizes')
-    image: tuple[int, int] = field((4, 4), 'height and width', least=1)
+    image: tuple[int, int] = field((4, 4), 'height and width', ge=1)
     languages: tuple[str, str] = field(('en', 'fr'), 'languages')
     rates: tuple[float, ...] = field((0.0, 0.5), 'rates')
     pool: Literal['mean', 'max'] = field('mean', 'pooling')
     heads: Literal[1, 2] = field(1, 'heads')
     width: int = field(32, 'width')
-    later: int = field(7, 'a field that the experiment leaves out')
+    later: int = field(7, 'a field that the experiment leaves out', former='earlier')
 
 @dataclass(frozen=True, kw_only=True)
 class Toy(Section):
@@ -62,7 +62,7 @@ def get_config(arg=''):
 
 @pytest.fixture
 def experiment(tmp_path, monkeypatch):
-    """The name of the experiment's file, in the current folder."""
+    """Name of the experiment file, in the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'path', [*sys.path])
     monkeypatch.delitem(sys.modules, 'toy_task', raising=False)
@@ -73,7 +73,10 @@ def experiment(tmp_path, monkeypatch):
 
 @pytest.fixture
 def changed(experiment):
-    """Writes another experiment file, of the given text or with one text in place of another; returns its name."""
+    """Function that writes another experiment file and returns its name.
+
+    Its content is `text`, or the experiment with `text` replaced by `new`.
+    """
 
     def write(text: str, new: str | None = None) -> str:
         Path('other.py').write_text(text if new is None else EXPERIMENT.replace(text, new))
@@ -84,7 +87,7 @@ def changed(experiment):
 
 @pytest.fixture
 def error():
-    """The one line that refuses a config."""
+    """Function that loads a config and returns the message of its error, which is one line."""
 
     def refused(spec, *overrides) -> str:
         with pytest.raises(UserError) as caught:

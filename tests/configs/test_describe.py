@@ -1,4 +1,4 @@
-"""Fields as text: `attnlab config`, docs/configs.md."""
+"""Description of fields: `attnlab config` and docs/configs.md."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from attnlab.configs import describe, fields
 from attnlab.configs.tasks import config_class
 
 
-def test_the_docs_are_of_these_fields():
+def test_docs_configs_md_is_up_to_date():
     assert Path('docs/configs.md').read_text('utf-8') == describe.config_markdown(), (
         'python -m attnlab.configs.describe > docs/configs.md'
     )
@@ -26,13 +26,13 @@ def test_the_command_shows_every_field_once_with_its_value(capsys):
     assert 'rotary' in by_key['model.positions']
 
 
-def test_the_command_refuses_what_training_refuses(capsys):
+def test_the_command_refuses_an_invalid_value(capsys):
     experiment = 'experiments/vision/digits.py'
     assert cli.main(['config', f'--config={experiment}', '--config.model.positions=rotry']) == 2
     assert "model.positions is 'rotry'; expected 'learned'" in capsys.readouterr().err
 
 
-def test_a_task_of_ones_own_is_described(experiment):
+def test_a_users_own_task_is_described(experiment):
     config = configs.load_experiment(experiment)
     text = describe.config_table(config_class(config.task), config)
     assert 'model.pool' in text and 'pooling (mean, max)' in text

@@ -1,4 +1,4 @@
-"""Experiment files: what they may hold, where they are found, how they fail."""
+"""Experiment files: content, search path and errors."""
 
 import sys
 from pathlib import Path
@@ -26,19 +26,19 @@ def test_the_config_is_locked(experiment):
         config.other = 3
 
 
-def test_the_argument(experiment, error, changed):
+def test_the_argument_of_get_config(experiment, error, changed):
     assert configs.load_experiment('e.py').name == 'plain'
     assert configs.load_experiment('e.py:').name == 'plain'
     assert configs.load_experiment('e.py:a.py:b').name == 'a.py:b'
     assert configs.load_experiment(str(Path('e.py').resolve()) + ':x').name == 'x'
-    bad = changed("def get_config(arg=''):\n    if arg:\n        raise KeyError(arg)\n    return None")
-    assert error(f'{bad}:huge') == "other.py:huge: get_config fails at line 3: KeyError: 'huge'"
-    assert 'returns NoneType, expected an ml_collections.ConfigDict' in error(bad)
+    failing = changed("def get_config(arg=''):\n    if arg:\n        raise KeyError(arg)\n    return None")
+    assert error(f'{failing}:huge') == "other.py:huge: get_config fails at line 3: KeyError: 'huge'"
+    assert 'returns NoneType, expected an ml_collections.ConfigDict' in error(failing)
     assert "does not take the argument 'x'" in error(changed('def get_config(): return 3') + ':x')
     assert 'without an argument' in error(changed('def get_config(arg): return 3'))
 
 
-def test_a_file_that_is_none(experiment, error, changed):
+def test_files_that_are_not_experiments_are_refused(experiment, error, changed):
     assert 'there is no experiment file f.py' in error('f.py')
     assert 'expected an experiment file as path.py[:arg]' in error('e.yaml')
     Path('experiments').mkdir()
@@ -60,7 +60,7 @@ def test_modules_beside_the_experiment_can_be_imported_when_it_loads_and_later(t
     folder.mkdir()
     (folder / 'common_of_mine.py').write_text('seed = 5')
     (folder / 'later_of_mine.py').write_text('rates = [0.1]')
-    (folder / 'json.py').write_text('raise ImportError')  # the standard library's is found first
+    (folder / 'json.py').write_text('raise ImportError')  # the module of the standard library is found first
     (folder / 'e.py').write_text("""import json
 from ml_collections import ConfigDict
 from common_of_mine import seed
@@ -98,22 +98,20 @@ def test_the_repository_is_searched_after_the_current_folder(tmp_path, experimen
     ('__import__("numpy").float64(1)', 'config.model.shape is a float64'),
     ('config_dict.required_placeholder(int)', 'a value is required: --config.model.shape=...'),
 ])  # fmt: skip
-def test_a_file_with_a_value_that_no_json_holds(experiment, value, expected, error, changed):
+def test_a_value_that_json_cannot_hold_is_refused(experiment, value, expected, error, changed):
     head = 'from ml_collections import ConfigDict, config_dict\n'
     fields = f'task="toy_task:ToyTask", model=dict(shape={value})'
     assert expected in error(changed(f'{head}def get_config(arg=""): return ConfigDict(dict({fields}))'))
 
 
-def test_a_required_value_is_taken(experiment, changed):
+def test_a_required_value_may_be_given_as_an_override(experiment, changed):
     file = changed('from ml_collections import ConfigDict, config_dict\n'
                  'def get_config(arg=""): return ConfigDict(dict(task="toy_task:ToyTask", '
                  'seed=config_dict.required_placeholder(int)))')
     assert configs.load_experiment(file, [('seed', '3')]).seed == 3
 
 
-
-
-@pytest.mark.parametrize(('module', 'said'), [
+@pytest.mark.parametrize(('module', 'message'), [
     ('', "module 'broken_task' has no attribute 'Mine'"),
     ('class Mine: pass', "a class whose `Config` is a dataclass of a config's fields"),
     ('class Mine:\n    Config = dict', "a class whose `Config` is a dataclass of a config's fields"),
@@ -121,7 +119,7 @@ def test_a_required_value_is_taken(experiment, changed):
     ('class Mine(', 'which cannot be imported: SyntaxError'),
     ('import no_such_module', 'which cannot be imported: ModuleNotFoundError'),
 ])  # fmt: skip
-def test_a_task_of_ones_own_that_is_none_is_refused_in_one_line(experiment, error, changed, monkeypatch, module, said):
+def test_an_invalid_task_of_the_user_is_refused_in_one_line(experiment, error, changed, monkeypatch, module, message):
     Path('broken_task.py').write_text(module)
     monkeypatch.delitem(sys.modules, 'broken_task', raising=False)
-    assert said in error(changed('toy_task:ToyTask', 'broken_task:Mine'))
+    assert message in error(changed('toy_task:ToyTask', 'broken_task:Mine'))

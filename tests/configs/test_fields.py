@@ -1,4 +1,4 @@
-"""Every config has the fields that its dataclass declares, of their types, and no others; all else is refused."""
+"""Configs have exactly the fields of their dataclasses, with values of the declared types; all else is an error."""
 
 import dataclasses
 import json
@@ -28,6 +28,7 @@ ONE_A_TASK = {
 
 
 def check(config):
+    """Return a config as its dataclass."""
     return fields.to_dataclass(config_class(config.get('task')), config)
 
 
@@ -48,7 +49,7 @@ def changed(experiment, key, value=None, remove=False):
     return ConfigDict(config).lock()
 
 
-def all_keys(experiment):
+def all_field_keys(experiment):
     config = loaded(experiment)
     return [*leaves(config), *(key for key in config if isinstance(config[key], ConfigDict))]
 
@@ -59,8 +60,8 @@ def test_an_experiment_has_the_fields_of_its_dataclass(experiment):
     assert configs.config_to_json(configs.config_dict(check(config))) == configs.config_to_json(config)
 
 
-def declared():
-    """(dotted key, field) of all dataclasses of configs."""
+def declared_fields():
+    """Yield (name for errors, field) of all config dataclasses."""
     for task, (cls, _) in TASKS.items():
         for section in sections(cls):
             for field in fields.fields_of(section):
@@ -75,27 +76,27 @@ def sections(cls):
 
 
 def test_every_field_has_a_description_of_one_line_and_an_allowed_default():
-    for key, field in declared():
+    for key, field in declared_fields():
         assert field.doc and '\n' not in field.doc and len(field.doc) < 110, key
         if not field.required and not field.sections:
             assert fields.checked_value(field, field.default, '') == field.default, key
 
 
-def test_every_field_is_one_of_an_experiment():
-    """Which tests/test_experiments.py shows to be read."""
+def test_every_field_is_in_an_experiment():
+    """tests/test_experiments.py then shows that code reads it."""
     used = set()
     for config in map(loaded, [*EXPERIMENTS, 'experiments/vision/cifar10_small.py:resnet']):
         used |= {(config.task, key) for key in leaves(config)}
     known = {(task, key) for task, (cls, _) in TASKS.items() for key in fields.possible_keys(cls)}
     known = {(task, key) for task, key in known if key not in ('data', 'model', 'optimizer', 'train', 'decode')}
-    # No experiment of a language model has the grammar's sentences; attnlab/tasks/language/corpus.py reads them.
+    # No language experiment has grammar sentences; attnlab/tasks/language/corpus.py reads these fields.
     assert known - used == {('language', 'data.train_examples'), ('language', 'data.test_examples')}
 
 
 @pytest.mark.parametrize('task', ONE_A_TASK)
-def test_each_missing_field_has_its_default_or_is_named(task):
+def test_each_missing_field_gets_its_default_or_is_an_error(task):
     whole = loaded(ONE_A_TASK[task])
-    for key in all_keys(ONE_A_TASK[task]):
+    for key in all_field_keys(ONE_A_TASK[task]):
         config = changed(ONE_A_TASK[task], key, remove=True)
         if key in ('task', 'data', 'model', 'data.name', 'model.name') and (task, key) != ('language', 'model.name'):
             with pytest.raises(UserError) as caught:
@@ -104,17 +105,18 @@ def test_each_missing_field_has_its_default_or_is_named(task):
             continue
         with config.unlocked():
             added = fields.fill_defaults(config_class(config.task), config)
-        assert key in added or all(each.startswith(f'{key}.') for each in added)
-        both = [dict(_items(each)) for each in (whole, config)]
-        assert {each for each in both[0] if both[0][each] != both[1][each]} <= set(added)
+        assert key in added or all(added_key.startswith(f'{key}.') for added_key in added)
+        before, after = dict(leaf_items(whole)), dict(leaf_items(config))
+        assert {name for name in before if before[name] != after[name]} <= set(added)
 
 
-def _items(config, above=''):
+def leaf_items(config, above=''):
+    """Yield (dotted key, value) of each field."""
     for name, value in config.items():
-        yield from _items(value, f'{above}{name}.') if isinstance(value, ConfigDict) else [(above + name, value)]
+        yield from leaf_items(value, f'{above}{name}.') if isinstance(value, ConfigDict) else [(above + name, value)]
 
 
-ENTRANCES = {
+ENTRY_POINTS = {
     'train': lambda config, folder: run.train_run(config, folder / 'new'),
     'count': lambda config, folder: count.count_costs(config),
     'count --mesh': lambda config, folder: communication.count_communication(config, 'data=1'),
@@ -122,16 +124,16 @@ ENTRANCES = {
 }
 
 
-@pytest.mark.parametrize('entrance', ENTRANCES)
+@pytest.mark.parametrize('entry_point', ENTRY_POINTS)
 @pytest.mark.parametrize(('key', 'message'), [
     ('model', 'config has no model; expected a section with a name'),
     ('model.name', "config has no model.name; expected 'recurrent' or 'transformer'"),
     ('task', 'config has no task; expected \'align\', \'language\' or \'vision\''),
 ])  # fmt: skip
-def test_every_command_names_a_missing_field(tmp_path, entrance, key, message):
+def test_every_entry_point_names_a_missing_field(tmp_path, entry_point, key, message):
     with pytest.raises(UserError) as caught:
-        ENTRANCES[entrance](changed(ONE_A_TASK['align'], key, remove=True), tmp_path)
-    where = f'{tmp_path / "config.json"}: ' if entrance == 'a run' else ''
+        ENTRY_POINTS[entry_point](changed(ONE_A_TASK['align'], key, remove=True), tmp_path)
+    where = f'{tmp_path / "config.json"}: ' if entry_point == 'a run' else ''
     assert str(caught.value) == where + message
     assert not (tmp_path / 'new').exists()
 
@@ -140,17 +142,18 @@ def test_every_command_names_a_missing_field(tmp_path, entrance, key, message):
     ('model.dropuot', 'there is no config.model.dropuot; did you mean config.model.dropout?'),
     ('optimizer.grad_clip', 'there is no config.optimizer.grad_clip; did you mean config.optimizer.clip?'),
     ('trian', 'there is no config.trian; did you mean config.train?'),
-    ('model.qwzj', 'there is no config.model.qwzj; expected one of model.active, '),
+    ('model.taps', 'there is no config.model.taps; did you mean config.model.kernel_size?'),
+    ('model.qwzj', 'there is no config.model.qwzj; expected one of model.alignment_layer, '),
 ])  # fmt: skip
-@pytest.mark.parametrize('entrance', ENTRANCES)
-def test_every_command_refuses_a_field_that_no_code_reads(tmp_path, entrance, key, message):
+@pytest.mark.parametrize('entry_point', ENTRY_POINTS)
+def test_every_entry_point_refuses_an_unknown_field(tmp_path, entry_point, key, message):
     with pytest.raises(UserError) as caught:
-        ENTRANCES[entrance](changed(ONE_A_TASK['align'], key, 0.5), tmp_path)
+        ENTRY_POINTS[entry_point](changed(ONE_A_TASK['align'], key, 0.5), tmp_path)
     assert message in str(caught.value)
     assert not (tmp_path / 'new').exists()
 
 
-def test_a_sweep_refuses_them_too(tmp_path):
+def test_a_sweep_refuses_an_unknown_field(tmp_path):
     path = tmp_path / 'e.py'
     path.write_text('''import runpy
 def get_config(arg=''):
@@ -188,12 +191,12 @@ def test_a_value_of_another_type_is_refused(key, value, message):
     assert str(caught.value) == message
 
 
-def test_an_int_serves_for_a_float():
+def test_an_int_is_accepted_for_a_float():
     check(changed(ONE_A_TASK['align'], 'optimizer.clip', 1))
 
 
-def test_a_field_of_another_name_may_stay():
-    """As in --config.data.name=..., which changes the name alone."""
+def test_a_field_of_a_section_with_another_name_is_ignored():
+    """As after --config.data.name=..., which changes only the name."""
     check(changed(ONE_A_TASK['align'], 'data.folder', 'x'))
 
 
@@ -220,7 +223,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize('command', [['eval'], ['translate', 'A cat.'], ['generate'], ['attend', '0']])
 @pytest.mark.parametrize('text', DAMAGED, ids=[message[:40] for message in DAMAGED.values()])
-def test_a_run_whose_config_is_damaged_is_refused_in_one_line(tmp_path, capsys, as_used, text, command):
+def test_a_run_with_a_damaged_config_is_refused_in_one_line(tmp_path, capsys, as_used, text, command):
     assert text != GOOD
     (tmp_path / 'config.json').write_text(text)
     assert cli.main([command[0], f'--workdir={tmp_path}', *command[1:]]) == 2
@@ -230,7 +233,7 @@ def test_a_run_whose_config_is_damaged_is_refused_in_one_line(tmp_path, capsys, 
     assert [path.name for path in tmp_path.iterdir()] == ['config.json']
 
 
-def test_a_training_does_not_go_on_from_a_damaged_config(tmp_path):
+def test_training_does_not_continue_from_a_damaged_config(tmp_path):
     (tmp_path / 'config.json').write_text('{}')
     (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
     with pytest.raises(UserError, match='config.json: config has no task'):
@@ -250,7 +253,7 @@ def test_a_training_does_not_go_on_from_a_damaged_config(tmp_path):
     ('vision/digits.py', [('start', '~/run')]),
 ])  # fmt: skip
 def test_a_path_in_a_config_may_start_with_a_tilde(tmp_path, monkeypatch, experiment, changes):
-    """The error names the file in the home folder, as there is none."""
+    """The error of the missing file names its path in the home folder."""
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
     config = configs.load_experiment(experiment, changes)
     with pytest.raises(UserError) as caught:
@@ -262,7 +265,7 @@ def test_a_path_in_a_config_may_start_with_a_tilde(tmp_path, monkeypatch, experi
     assert not (tmp_path / 'new').exists()
 
 
-# The dataclasses by themselves
+# The dataclasses without a config
 
 
 @pytest.mark.parametrize(('make', 'message'), [
@@ -279,12 +282,12 @@ def test_a_dataclass_checks_its_values(make, message):
     assert str(caught.value).startswith(message)
 
 
-def test_a_table_elsewhere_lists_the_choices():
+def test_the_choices_of_another_module_are_checked():
     with pytest.raises(UserError, match="model.positions is 'rotry'; expected 'learned'"):
         check(changed(ONE_A_TASK['align'], 'model.positions', 'rotry'))
 
 
-def test_a_field_of_any_type_is_typed(experiment):
+def test_fields_of_every_type_become_a_dataclass(experiment):
     config = check(configs.load_experiment(experiment, [('optimizer.lr', 1), ('model.shape', [1])]))
     assert dataclasses.is_dataclass(config)
     assert (config.optimizer.lr, config.model.shape, config.model.later) == (1.0, (1,), 7)
@@ -292,8 +295,8 @@ def test_a_field_of_any_type_is_typed(experiment):
     assert kinds['pool'] == Literal['mean', 'max'] and kinds['shape'] == tuple[int, ...]
 
 
-def test_the_vocabularies_that_configs_allow_are_those_of_the_data():
-    """Configs import no data, so both name them."""
+def test_the_vocabularies_of_configs_and_data_agree():
+    """Configs do not import the data package, so the names are in both."""
     kinds = {cls: {field.name: field.allowed() for field in fields.fields_of(cls)} for cls in (PairsData, TextData)}
     assert kinds[PairsData]['vocabulary'] == tuple(vocabulary.VOCABULARY_SUFFIXES)
     assert kinds[TextData]['vocabulary'] == tokenizers.TOKENIZER_KINDS

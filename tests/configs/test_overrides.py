@@ -1,4 +1,4 @@
-"""Case 43: overrides are typed and strict."""
+"""Overrides: each has the type of its field, and anything else is refused (case 43)."""
 
 import pytest
 
@@ -36,8 +36,8 @@ def get(config, key):
     ('model.languages', "('de', \"nl\")", ('de', 'nl')),
 ])  # fmt: skip
 def test_an_override_has_the_type_of_its_field(experiment, key, text, value):
-    found = get(configs.load_experiment(experiment, [(key, text)]), key)
-    assert repr(found) == repr(value)  # 1 == 1.0 == True, their reprs differ
+    loaded = get(configs.load_experiment(experiment, [(key, text)]), key)
+    assert repr(loaded) == repr(value)  # by repr, as 1 == 1.0 == True
 
 
 @pytest.mark.parametrize(('key', 'text', 'expected'), [
@@ -69,7 +69,7 @@ def test_a_wrong_type_is_refused(experiment, error, key, text, expected):
     assert expected in message
 
 
-@pytest.mark.parametrize(('key', 'given', 'value'), [
+@pytest.mark.parametrize(('key', 'given_value', 'value'), [
     ('seed', 3, 3),
     ('seed', '3', 3),
     ('optimizer.lr', 1, 1.0),
@@ -82,12 +82,12 @@ def test_a_wrong_type_is_refused(experiment, error, key, text, expected):
     ('model.rates', (1, 2), (1.0, 2.0)),
     ('model.languages', ('d,e', 'f'), ('d,e', 'f')),
 ])  # fmt: skip
-def test_a_value_in_place_of_a_text(experiment, key, given, value):
-    found = get(configs.load_experiment(experiment, [(key, given)]), key)
-    assert repr(found) == repr(value)
+def test_an_override_may_be_a_value(experiment, key, given_value, value):
+    loaded = get(configs.load_experiment(experiment, [(key, given_value)]), key)
+    assert repr(loaded) == repr(value)
 
 
-@pytest.mark.parametrize(('key', 'given', 'expected'), [
+@pytest.mark.parametrize(('key', 'given_value', 'expected'), [
     ('seed', 3.0, 'seed is 3.0; expected an int'),
     ('seed', True, 'seed is True; expected an int'),
     ('seed', None, 'seed is None; expected an int'),
@@ -105,11 +105,11 @@ def test_a_value_in_place_of_a_text(experiment, key, given, value):
     ('model.heads', '3', 'model.heads is 3; expected 1 or 2'),
     ('model', {}, 'config.model is a section'),
 ])  # fmt: skip
-def test_a_value_of_a_wrong_type_or_out_of_bounds(experiment, error, key, given, expected):
-    assert error(experiment, (key, given)).startswith(expected)
+def test_a_value_of_a_wrong_type_or_out_of_bounds_is_refused(experiment, error, key, given_value, expected):
+    assert error(experiment, (key, given_value)).startswith(expected)
 
 
-@pytest.mark.parametrize(('key', 'nearest'), [
+@pytest.mark.parametrize(('key', 'suggestion'), [
     ('model.laysers', 'model.layers'),
     ('modle.layers', 'model.layers'),
     ('layers', 'model.layers'),
@@ -123,10 +123,21 @@ def test_a_value_of_a_wrong_type_or_out_of_bounds(experiment, error, key, given,
     ('model.latre', 'model.later'),
     ('sed', 'seed'),
 ])  # fmt: skip
-def test_a_misspelt_key_is_refused_with_the_nearest(experiment, error, key, nearest):
+def test_a_misspelt_key_is_refused_with_the_most_similar(experiment, error, key, suggestion):
     message = error(experiment, (key, '3'))
     assert message.startswith(f'there is no config.{key};')
-    assert message.endswith(f'did you mean config.{nearest}?')
+    assert message.endswith(f'did you mean config.{suggestion}?')
+
+
+def test_a_former_name_is_refused_with_the_present_one(experiment, error):
+    assert error(experiment, ('model.earlier', '3')) == (
+        'there is no config.model.earlier; did you mean config.model.later?'
+    )
+    spec = 'experiments/language/shakespeare_char.py'
+    for former, present in (('taps', 'kernel_size'), ('active', 'experts_per_token')):
+        assert error(spec, (f'model.{former}', '3')) == (
+            f'there is no config.model.{former}; did you mean config.model.{present}?'
+        )
 
 
 @pytest.mark.parametrize(('key', 'names'), [
@@ -135,7 +146,7 @@ def test_a_misspelt_key_is_refused_with_the_nearest(experiment, error, key, near
     ('optimizer.zzz', 'optimizer.lr, optimizer.nesterov, optimizer.width'),
     ('zzz.zzz', 'model, name, optimizer, seed, task'),
 ])  # fmt: skip
-def test_a_key_unlike_every_other_is_refused_with_all_of_its_section(experiment, error, key, names):
+def test_a_key_without_a_similar_one_is_refused_with_the_keys_of_its_section(experiment, error, key, names):
     assert error(experiment, (key, '3')) == f'there is no config.{key}; expected one of {names}'
 
 
@@ -148,13 +159,13 @@ def test_a_key_set_twice_is_refused(experiment, error):
     assert 'config.seed is set 2 times' in error(experiment, ('seed', '1'), ('name', 'x'), ('seed', '1'))
 
 
-def test_another_name_brings_its_fields(experiment):
+def test_another_name_of_a_section_adds_its_fields(experiment):
     spec = 'experiments/language/shakespeare_char.py'
     config = configs.load_experiment(spec, [('data.path', 'x.txt'), ('data.name', 'file')])
     assert config.data.name == 'file' and config.data.path == 'x.txt' and config.data.share == 0.9
 
 
-def test_a_field_of_another_name_is_refused_as_such(error):
+def test_a_field_of_a_section_with_another_name_is_refused(error):
     spec = 'experiments/align/grammar_gru.py'
     assert error(spec, ('data.folder', 'x')) == (
         "config.data.folder is a field of data.name 'multi30k'; data.name is 'grammar'"

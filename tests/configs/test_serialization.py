@@ -1,4 +1,4 @@
-"""A saved config comes back equal; one of an earlier version has the defaults of fields that it lacks."""
+"""config.json: a loaded config equals the saved one; missing and renamed fields of earlier versions are accepted."""
 
 import json
 import logging
@@ -10,21 +10,23 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from attnlab import configs
+from attnlab.configs.fields import to_dataclass
+from attnlab.configs.tasks import config_class
 from attnlab.errors import UserError
 
 
-def test_saved_and_read_it_is_equal(experiment):
+def test_a_loaded_config_equals_the_saved_one(experiment):
     config = configs.load_experiment('e.py:café', [('model.shape', '1,2,3'), ('optimizer.lr', '1')])
     configs.save_config(config, 'config.json')
-    found = configs.load_config('config.json')
-    assert found == config
-    assert repr(found) == repr(config)
-    assert found.is_locked
-    assert type(found.model.shape) is tuple
-    assert type(found.optimizer.lr) is float
+    loaded = configs.load_config('config.json')
+    assert loaded == config
+    assert repr(loaded) == repr(config)
+    assert loaded.is_locked
+    assert type(loaded.model.shape) is tuple
+    assert type(loaded.optimizer.lr) is float
     assert json.loads(Path('config.json').read_text('utf-8'))['model']['shape'] == [1, 2, 3]
     assert {path.name for path in Path().iterdir()} - {'__pycache__'} == {'config.json', 'e.py', 'toy_task.py'}
-    configs.check_same_config(found, config)
+    configs.check_same_config(loaded, config)
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -35,17 +37,17 @@ sections = st.recursive(leaves, lambda inner: st.dictionaries(names, inner | tup
 
 
 @given(sections)
-def test_any_config_comes_back_equal(fields):
-    config = ConfigDict(fields).lock()
-    found = configs.config_from_json(json.loads(json.dumps(configs.config_to_json(config))))
-    assert found == config
-    assert repr(found.to_dict()) == repr(config.to_dict())
+def test_any_config_survives_json(values):
+    config = ConfigDict(values).lock()
+    loaded = configs.config_from_json(json.loads(json.dumps(configs.config_to_json(config))))
+    assert loaded == config
+    assert repr(loaded.to_dict()) == repr(config.to_dict())
 
 
 @pytest.mark.parametrize('text', ['{"a": NaN}', '{"a": Infinity}', '[1]', '{', '', '\xff'])
-def test_what_is_no_config_is_refused(tmp_path, text):
+def test_a_file_that_is_not_a_config_is_refused(tmp_path, text):
     (tmp_path / 'config.json').write_text(text, 'latin-1')
-    with pytest.raises(UserError, match=r'config\.json is no config'):
+    with pytest.raises(UserError, match=r'config\.json is not a config'):
         configs.load_config(tmp_path / 'config.json')
 
 
@@ -54,11 +56,11 @@ def test_a_missing_config_is_refused(tmp_path):
         configs.load_config(tmp_path / 'config.json')
 
 
-def test_another_config_is_refused_naming_what_differs(experiment):
+def test_another_config_is_refused_with_the_differences(experiment):
     saved = configs.load_experiment(experiment)
-    given = configs.load_experiment(experiment, [('model.layers', '3'), ('model.shape', '8'), ('seed', '1')])
+    other = configs.load_experiment(experiment, [('model.layers', '3'), ('model.shape', '8'), ('seed', '1')])
     with pytest.raises(UserError) as caught:
-        configs.check_same_config(given, saved)
+        configs.check_same_config(other, saved)
     message = str(caught.value)
     for part in ('model.layers is 3 here and 2 there', 'model.shape is (8,) here and (8, 8) there', 'seed is 1 here'):
         assert part in message
@@ -71,27 +73,48 @@ def test_another_config_is_refused_naming_what_differs(experiment):
         configs.check_same_config(ConfigDict({str(i): i for i in range(9)}), ConfigDict())
 
 
-def test_a_config_of_an_earlier_version_is_filled_in_and_what_was_missing_is_named(experiment, caplog):
+def test_missing_fields_get_their_defaults_and_are_named_in_a_warning(experiment, caplog):
     config = configs.load_experiment(experiment)
-    tree = configs.config_to_json(config)
-    del tree['model']['later'], tree['name'], tree['optimizer']
-    Path('config.json').write_text(json.dumps(tree))
+    values = configs.config_to_json(config)
+    del values['model']['later'], values['name'], values['optimizer']
+    Path('config.json').write_text(json.dumps(values))
     with caplog.at_level(logging.WARNING):
-        found = configs.load_config('config.json')
-    assert found == config
+        loaded = configs.load_config('config.json')
+    assert loaded == config
     assert len(caplog.records) == 1
     for part in ("name = 'plain'", 'optimizer.lr = 0.1', 'model.later = 7'):
         assert part in caplog.text
 
 
-def test_a_config_with_all_fields_is_read_without_a_word(experiment, caplog):
+def test_a_field_with_its_former_name_is_loaded_under_its_present_one(experiment, caplog):
+    config = configs.load_experiment(experiment, [('model.later', '9')])
+    values = configs.config_to_json(config)
+    values['model']['earlier'] = values['model'].pop('later')
+    Path('config.json').write_text(json.dumps(values))
+    with caplog.at_level(logging.WARNING):
+        assert configs.load_config('config.json') == config
+    assert not caplog.records
+
+
+def test_a_former_name_beside_the_present_one_stays_an_unknown_field(experiment):
+    config = configs.load_experiment(experiment)
+    values = configs.config_to_json(config)
+    values['model']['earlier'] = 9
+    Path('config.json').write_text(json.dumps(values))
+    loaded = configs.load_config('config.json')
+    assert loaded.model.later == 7
+    with pytest.raises(UserError, match=r'there is no config\.model\.earlier; did you mean config\.model\.later\?'):
+        to_dataclass(config_class(loaded.task), loaded)
+
+
+def test_a_config_with_all_fields_is_loaded_without_a_warning(experiment, caplog):
     configs.save_config(configs.load_experiment(experiment), 'config.json')
     with caplog.at_level(logging.WARNING):
         configs.load_config('config.json')
     assert not caplog.records
 
 
-def test_a_run_of_no_task_is_refused(experiment):
+def test_a_config_without_a_valid_task_is_refused(experiment):
     for text, message in (('{}', 'config has no task; expected'), ('{"task": "aline"}', "task is 'aline'; expected")):
         Path('config.json').write_text(text)
         with pytest.raises(UserError, match=f'config.json: {message}'):

@@ -1,4 +1,4 @@
-"""Batches of few shapes that hold every example once, as a pure function of seed and step."""
+"""Batches of few shapes with each example once, as a function of seed and step."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ WIDTHS = (4, 8, 16)
     'length, width',
     [(0, 4), (1, 4), (4, 4), (5, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32), (33, 48), (160, 160)],
 )
-def test_the_narrowest_width_that_holds_a_length_or_a_multiple_of_the_last(length, width):
+def test_padded_width_is_the_smallest_that_fits_or_a_multiple_of_the_last(length, width):
     assert batches.padded_width(length, WIDTHS) == width
     assert batches.padded_width(length, [16]) == -(-max(length, 1) // 16) * 16
 
@@ -25,7 +25,7 @@ def test_the_narrowest_width_that_holds_a_length_or_a_multiple_of_the_last(lengt
     batch_size=st.integers(1, 9),
     random=st.randoms(use_true_random=False),
 )
-def test_a_plan_holds_every_example_once_in_full_batches(lengths, widths, batch_size, random):
+def test_each_example_is_planned_once_in_full_batches(lengths, widths, batch_size, random):
     order = list(range(len(lengths)))
     random.shuffle(order)
     planned = batches.plan_batches(np.array(lengths, int), np.array(order, int), widths, batch_size)
@@ -39,13 +39,13 @@ def test_a_plan_holds_every_example_once_in_full_batches(lengths, widths, batch_
     assert {width for width, _ in planned} <= own
     for width, examples in planned:
         assert all(lengths[row] <= width for row in examples if row >= 0)
-    # What moves up is what filled no batch of its own width: fewer than one batch over all.
+    # Only the rest of each width that fills no batch goes to the next width: less than one batch for each width.
     moved = [row for width, examples in planned for row in examples
              if row >= 0 and batches.padded_width(lengths[row], widths) < width]  # fmt: skip
     assert len(moved) < batch_size * max(1, len(own))
 
 
-def test_the_remainder_of_a_width_moves_up():
+def test_the_remainder_of_a_width_goes_to_the_next_width():
     lengths = np.array([3, 3, 3, 7, 7, 12])
     planned = batches.plan_batches(lengths, np.arange(6), WIDTHS, 2)
     assert [(width, rows.tolist()) for width, rows in planned] == [(4, [0, 1]), (8, [2, 3]), (16, [4, 5])]
@@ -53,7 +53,7 @@ def test_the_remainder_of_a_width_moves_up():
     assert [(width, rows.tolist()) for width, rows in planned] == [(8, [0, 1, 2, 3]), (16, [4, 5, -1, -1])]
 
 
-def test_a_plan_takes_the_examples_in_order():
+def test_examples_are_planned_in_their_order():
     planned = batches.plan_batches(np.full(4, 3), np.array([2, 0, 3, 1]), WIDTHS, 2)
     assert [rows.tolist() for _, rows in planned] == [[2, 0], [3, 1]]
 
@@ -62,24 +62,24 @@ def lengths(count=103):
     return np.random.default_rng(0).integers(1, 17, count)
 
 
-def epoch(rows_of, number, count=103, batch_size=8):
-    """The steps of an epoch, as (width, rows)."""
+def epoch(batch_at, number, count=103, batch_size=8):
+    """Return the batches of an epoch as (width, rows)."""
     steps = -(-count // batch_size)
-    return [(width, rows.tolist()) for width, rows in map(rows_of, range(number * steps, (number + 1) * steps))]
+    return [(width, rows.tolist()) for width, rows in map(batch_at, range(number * steps, (number + 1) * steps))]
 
 
 def test_each_epoch_visits_each_example_once():
-    rows_of = batches.shuffled_batches(lengths(), WIDTHS, 8, seed=0)
+    batch_at = batches.shuffled_batches(lengths(), WIDTHS, 8, seed=0)
     for number in range(4):
-        rows = [row for _, rows in epoch(rows_of, number) for row in rows]
+        rows = [row for _, rows in epoch(batch_at, number) for row in rows]
         assert sorted(rows) == [-1] * (13 * 8 - 103) + list(range(103))
 
 
 def test_the_batch_of_a_step_is_a_function_of_seed_and_step_alone():
-    rows_of = batches.shuffled_batches(lengths(), WIDTHS, 8, seed=0)
-    straight = [rows_of(step) for step in range(60)]
+    batch_at = batches.shuffled_batches(lengths(), WIDTHS, 8, seed=0)
+    straight = [batch_at(step) for step in range(60)]
     fresh = batches.shuffled_batches(lengths(), WIDTHS, 8, seed=0)
-    for step in np.random.default_rng(1).permutation(60):  # out of order, over more epochs than are kept
+    for step in np.random.default_rng(1).permutation(60):  # out of order, over more epochs than are cached
         width, rows = fresh(int(step))
         assert width == straight[step].width
         np.testing.assert_array_equal(rows, straight[step].examples)
@@ -91,22 +91,22 @@ def test_epochs_and_seeds_differ_in_members_and_in_order():
     sets = [frozenset(frozenset(rows) for _, rows in order) for order in orders]
     sequences = [tuple(width for width, _ in order) for order in orders]
     assert len(set(sets)) == len(sets) and len(set(sequences)) == len(sequences)
-    assert all(list(widths) != sorted(widths) for widths in sequences)  # no curriculum from short to long
+    assert all(list(widths) != sorted(widths) for widths in sequences)  # widths are not in ascending order
 
 
-def test_shapes_are_as_few_as_the_widths():
-    rows_of = batches.shuffled_batches(lengths(), WIDTHS, 8, seed=0)
-    shapes = {(width, rows.shape) for width, rows in map(rows_of, range(200))}
+def test_there_are_as_few_shapes_as_widths():
+    batch_at = batches.shuffled_batches(lengths(), WIDTHS, 8, seed=0)
+    shapes = {(width, rows.shape) for width, rows in map(batch_at, range(200))}
     assert {width for width, _ in shapes} <= set(WIDTHS) and {shape for _, shape in shapes} == {(8,)}
 
 
-def test_padding_is_zeros_behind_and_in_empty_rows():
-    laid = batches.pad_sequences([[5, 6, 7], [], [8]], np.array([2, -1, 0, 1]), 4)
-    assert laid.dtype == np.int32
-    assert laid.tolist() == [[8, 0, 0, 0], [0, 0, 0, 0], [5, 6, 7, 0], [0, 0, 0, 0]]
+def test_padding_is_zero_after_sequences_and_in_empty_rows():
+    padded = batches.pad_sequences([[5, 6, 7], [], [8]], np.array([2, -1, 0, 1]), 4)
+    assert padded.dtype == np.int32
+    assert padded.tolist() == [[8, 0, 0, 0], [0, 0, 0, 0], [5, 6, 7, 0], [0, 0, 0, 0]]
 
 
-def test_a_sequence_that_is_too_long_is_no_batch():
+def test_a_sequence_that_is_too_long_is_refused():
     with pytest.raises(ValueError):
         batches.pad_sequences([[1, 2, 3, 4, 5]], np.array([0]), 4)
 
@@ -117,6 +117,6 @@ def test_an_id_outside_the_vocabulary_is_named(bad):
         batches.check_token_ids([[], [1, 2], [0, 99, bad, 5]], 100)
 
 
-def test_ids_inside_the_vocabulary_pass():
+def test_ids_inside_the_vocabulary_are_accepted():
     batches.check_token_ids([[], [0], [99, 1]], 100)
     batches.check_token_ids([], 1)

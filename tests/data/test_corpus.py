@@ -1,4 +1,4 @@
-"""Texts of files, their division and their documents; tiny Shakespeare; sentences of the grammar."""
+"""Text files, their division into splits and documents, tiny Shakespeare, and grammar sentences."""
 
 import gzip
 import hashlib
@@ -30,7 +30,7 @@ def test_a_file_is_read_whole(tmp_path):
     (b'a\nb\x80', 'in.txt, line 2: byte 0x80 is not UTF-8'),
     (None, r'in\.txt: no such file'),
 ])  # fmt: skip
-def test_what_cannot_be_read(tmp_path, data, message):
+def test_an_unreadable_file_is_refused(tmp_path, data, message):
     if data is not None:
         (tmp_path / 'in.txt').write_bytes(data)
     with pytest.raises(UserError, match=message):
@@ -46,12 +46,12 @@ def test_a_text_is_divided_as_in_nanogpt(text, line):
 
 
 @pytest.mark.parametrize(('text', 'share'), [('a', 0.9), ('ab', 0.4), ('ab', 1.0), ('', 0.5), ('ab', -0.5)])
-def test_two_halves_that_both_hold_text(text, share):
+def test_a_division_with_an_empty_part_is_refused(text, share):
     with pytest.raises(UserError, match=f'x: {len(text)} characters cannot be divided at'):
         split_text(SourceText(text, 'x'), share)
 
 
-def test_documents_are_lines_paragraphs_or_parted_by_a_string():
+def test_documents_are_lines_paragraphs_or_separated_by_a_string():
     whole = SourceText('\n\na b\n c\n \t\n\nd\n\n e\n', 'x', 5)
     assert split_documents(whole) == [
         SourceText('a b\n c', 'x', 7),
@@ -68,28 +68,28 @@ def test_documents_are_lines_paragraphs_or_parted_by_a_string():
 
 
 @given(st.text('a \n', max_size=30).filter(str.strip), st.sampled_from(['lines', 'paragraphs', 'a\n', 'a']))
-def test_the_line_of_every_document(text, by):
-    """The characters of the file from that line on begin with the document."""
+def test_each_document_has_the_number_of_its_first_line(text, by):
+    """The text of the file from that line on starts with the document."""
     whole = SourceText('a\n' + text + '\n', 'x')
     if not (whole.text.replace(by, '') if by in whole.text else 'a').strip():
         return
-    for one in split_documents(whole, by):
+    for document in split_documents(whole, by):
         lines = whole.text.split('\n')
-        at = len('\n'.join(lines[: one.line - 1])) + (one.line > 1)
-        assert whole.text.find(one.text, at) in range(at, at + len(lines[one.line - 1]) + 1)
-        assert one.text.strip() and not one.text.startswith('\n') and not one.text.endswith('\n')
+        at = len('\n'.join(lines[: document.line - 1])) + (document.line > 1)
+        assert whole.text.find(document.text, at) in range(at, at + len(lines[document.line - 1]) + 1)
+        assert document.text.strip() and not document.text.startswith('\n') and not document.text.endswith('\n')
     if by == 'paragraphs':
-        loop, paragraphs = [], []
+        current, paragraphs = [], []
         for line in [*whole.text.split('\n'), '']:
             if line.strip():
-                loop.append(line)
-            elif loop:
-                paragraphs.append('\n'.join(loop))
-                loop = []
-        assert [one.text for one in split_documents(whole, by)] == paragraphs
+                current.append(line)
+            elif current:
+                paragraphs.append('\n'.join(current))
+                current = []
+        assert [document.text for document in split_documents(whole, by)] == paragraphs
 
 
-def test_a_separator_that_is_not_there():
+def test_a_separator_that_the_text_does_not_have_is_refused():
     for by in ('paragraph', '', '<|e|>'):
         with pytest.raises(UserError, match="x: documents by '.*'; expected lines, paragraphs or a string"):
             split_documents(SourceText('a\n\nb', 'x'), by)
@@ -97,9 +97,9 @@ def test_a_separator_that_is_not_there():
         split_documents(SourceText(' \n', 'x'), 'lines')
 
 
-def test_sentences_of_the_grammar():
+def test_grammar_sentences_are_documents():
     drawn = grammar_sentences('valid', 5, seed=3)
-    assert [one.text for one in drawn] == list(grammar.grammar_pairs('valid', 5, 3).source)
+    assert [document.text for document in drawn] == list(grammar.grammar_pairs('valid', 5, 3).source)
     assert drawn[4].where == 'grammar, valid' and drawn[4].line == 5
     made = build_tokenizer('characters', grammar_sentences('train', 300, seed=0), documents=True)
     assert made.decode(encode_document(made, drawn[0])) == drawn[0].text
@@ -110,7 +110,7 @@ def test_sentences_of_the_grammar():
 # Tiny Shakespeare
 
 
-def test_shakespeare_from_a_folder(tmp_path, monkeypatch):
+def test_shakespeare_is_read_from_a_folder(tmp_path, monkeypatch):
     monkeypatch.setenv('ATTNLAB_DATA', str(tmp_path))
     monkeypatch.setattr(download, 'download_file', None)
     for folder, text in (('tinyshakespeare', 'a\n'), ('own', 'b\n')):
@@ -121,14 +121,14 @@ def test_shakespeare_from_a_folder(tmp_path, monkeypatch):
         load_shakespeare(tmp_path / 'nowhere')
 
 
-def test_shakespeare_by_download(tmp_path, monkeypatch):
-    """From a file: address, which urllib reads like any other; the errors of a network are those of Multi30k's test."""
+def test_shakespeare_is_downloaded_and_checked(tmp_path, monkeypatch):
+    """The URL is a file: address, which urllib reads too; test_parallel_text.py has the network errors."""
     published, cache = tmp_path / 'published.txt', tmp_path / 'attnlab' / 'tinyshakespeare' / 'input.txt'
     monkeypatch.delenv('ATTNLAB_DATA', raising=False)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     monkeypatch.setattr(corpus, 'SHAKESPEARE_URL', published.as_uri())
     monkeypatch.setattr(corpus, 'SHAKESPEARE_SHA256', hashlib.sha256(b'a\n').hexdigest())
-    hint = r'--config\.data\.folder=DIR, or as DIR/tinyshakespeare by ATTNLAB_DATA=DIR'
+    hint = r'--config\.data\.folder=DIR, or put them in DIR/tinyshakespeare and set ATTNLAB_DATA=DIR'
     with pytest.raises(UserError, match=rf'published\.txt: cannot be downloaded \(.*{hint}'):
         load_shakespeare()
     published.write_text('b\n')
@@ -155,7 +155,7 @@ def test_the_real_shakespeare(shared):
     whole = load_shakespeare(folder)
     assert whole.text == (folder / 'input.txt').read_text('utf-8')
     train, valid = split_text(whole)
-    assert (len(train.text), len(valid.text)) == (1_003_854, 111_540)  # nanoGPT's own
+    assert (len(train.text), len(valid.text)) == (1_003_854, 111_540)  # the numbers of nanoGPT
     made = build_tokenizer('characters', [train])
     assert made.size == 65
     ids = made.encode(*valid)

@@ -1,11 +1,11 @@
-"""The grammar against sentences written by hand, an oracle of French of its own, and the promises of its splits."""
+"""The grammar, compared with hand-written sentences and links, an oracle of French, and the rules of its splits."""
 
 import functools
 import os
 import re
 import subprocess
 import sys
-from itertools import combinations as two_of
+from itertools import combinations as combinations
 from pathlib import Path
 
 import pytest
@@ -31,114 +31,117 @@ def verb(base, particle=''):
 
 
 def np(word, determiner='the', *described, modifier='', plural=False, **more):
-    """A noun phrase; 'red+black' are two adjectives joined by and."""
-    kinds = tuple(tuple(map(adjective, a.split('+'))) if '+' in a else adjective(a) for a in described)
-    extra = next((m for m in lexicon.MODIFIERS + lexicon.DOMAIN_NOUNS if m.english == modifier), None)
-    return Phrase(noun(word), determiner, plural, kinds, extra, **more)
+    """Return a noun phrase; 'red+black' are two adjectives joined by and."""
+    adjectives = tuple(tuple(map(adjective, a.split('+'))) if '+' in a else adjective(a) for a in described)
+    found_modifier = next((m for m in lexicon.MODIFIERS + lexicon.DOMAIN_NOUNS if m.english == modifier), None)
+    return Phrase(noun(word), determiner, plural, adjectives, found_modifier, **more)
 
 
-def says(subject, *words, **more):
-    """A clause; words: base of the verb, particle."""
+def clause(subject, *words, **more):
+    """Return a clause; words: base of the verb, particle."""
     return Clause(subject, verb(*words), **more)
 
 
-def is_(subject, quality, **more):
+def copula(subject, quality, **more):
+    """Return a clause with be and an adjective."""
     return Clause(subject, None, quality=adjective(quality), **more)
 
 
 ME, HE, SHE, WE = map(Pronoun, ('me', 'him', 'her', 'us'))
 
-# Structure; English; French; for every French word, its sure link and, after ?, the possible ones, by the guide.
+# Structure; English; French; for each French word its sure link and, after ?, its possible links, by the guide in
+# attnlab/data/grammar.
 GOLD = [
-    ([says(SHE, 'see', object=HE, negation='not')],
+    ([clause(SHE, 'see', object=HE, negation='not')],
      'she does not see him.', 'elle ne le voit pas.', '0 ?1,2 4 3?1 2 5'),
-    ([says(ME, 'love', object=SHE, negation='not')],
+    ([clause(ME, 'love', object=SHE, negation='not')],
      'I do not love her.', "je ne l'aime pas.", '0 ?1,2 4 3?1 2 5'),
-    ([says(np('dog', owner=np('teacher')), 'sleep')],
+    ([clause(np('dog', owner=np('teacher')), 'sleep')],
      "the teacher's dog sleeps.", 'le chien du professeur dort.', '?0,2,3 3 2?0 1 4 5'),
-    ([says(np('dog', 'the', 'black', owner=np('teacher')), 'sleep')],
+    ([clause(np('dog', 'the', 'black', owner=np('teacher')), 'sleep')],
      "the teacher's black dog sleeps.", 'le chien noir du professeur dort.', '?0,2,4 4 3 2?0 1 5 6'),
-    ([says(SHE, 'see', object=np('house', 'the', 'small', plural=True, owner=np('friend', 'my', plural=True)))],
+    ([clause(SHE, 'see', object=np('house', 'the', 'small', plural=True, owner=np('friend', 'my', plural=True)))],
      "she sees my friends' small houses.", 'elle voit les petites maisons de mes amis.', '0 1 ?4,6 5 6 4 2 3 7'),
-    ([says(np('horse', owner=Name('Anne')), 'run', past=True)],
+    ([clause(np('horse', owner=Name('Anne')), 'run', past=True)],
      "Anne's horse ran.", "le cheval d'Anne a couru.", '?1,2 2 1 0 ?3 3 4'),
-    ([says(SHE, 'find', object=np('umbrella', owner=np('friend', owner=np('uncle', 'my'))))],
+    ([clause(SHE, 'find', object=np('umbrella', owner=np('friend', owner=np('uncle', 'my'))))],
      "she finds my uncle's friend's umbrella.", "elle trouve le parapluie de l'ami de mon oncle.",
      '0 1 ?6,7 7 6 ?4,5 5 4 2 3 8'),
-    ([says(np('Council', 'the', 'European', modifier='Security'), 'support',
+    ([clause(np('Council', 'the', 'European', modifier='Security'), 'support',
            object=np('Area', 'the', 'European', 'Economic'))],
      'the European Security Council supports the European Economic Area.',
      'le conseil de sécurité européen soutient la zone économique européenne.',
      '0 3 ?2,3 2 1 4 5 8 7 6 9'),
-    ([says(np('Council', modifier='Security', nations=True), 'invite', object=SHE, past=True)],
+    ([clause(np('Council', modifier='Security', nations=True), 'invite', object=SHE, past=True)],
      'the United Nations Security Council invited her.', "le conseil de sécurité des Nations unies l'a invitée.",
      '0 4 ?3,4 3 ?1,2 2 1 6 ?5 5 7'),
-    ([says(np('president', of=np('Court', 'the', 'Arab', modifier='Justice')), 'arrive', past=True)],
+    ([clause(np('president', of=np('Court', 'the', 'Arab', modifier='Justice')), 'arrive', past=True)],
      'the president of the Arab Justice Court arrived.', 'le président de la cour de justice arabe est arrivé.',
      '0 1 2 3 6 ?5,6 5 4 ?7 7 8'),
-    ([says(np('girl', 'a'), 'buy', object=np('house', 'a', 'small', 'white'))],
+    ([clause(np('girl', 'a'), 'buy', object=np('house', 'a', 'small', 'white'))],
      'a girl buys a small white house.', 'une fille achète une petite maison blanche.', '0 1 2 3 4 6 5 7'),
-    ([is_(np('man', 'this', 'old'), 'happy', negation='not', degree='very')],
+    ([copula(np('man', 'this', 'old'), 'happy', negation='not', degree='very')],
      'this old man is not very happy.', "ce vieil homme n'est pas très heureux.", '0 1 2 ?4 3 4 5 6 7'),
-    ([is_(np('tree', 'this', 'beautiful', plural=True), 'old', past=True)],
+    ([copula(np('tree', 'this', 'beautiful', plural=True), 'old', past=True)],
      'these beautiful trees were old.', 'ces beaux arbres étaient vieux.', '0 1 2 3 4 5'),
-    ([says(HE, 'drink', object=np('water', 'bare', 'cold'))],
+    ([clause(HE, 'drink', object=np('water', 'bare', 'cold'))],
      'he drinks cold water.', "il boit de l'eau froide.", '0 1 ?3 ?3 3 2 4'),
-    ([says(WE, 'eat', object=np('bread', 'bare', 'good'))],
+    ([clause(WE, 'eat', object=np('bread', 'bare', 'good'))],
      'we eat good bread.', 'nous mangeons du bon pain.', '0 1 ?3 2 3 4'),
-    ([says(WE, 'drink', object=np('coffee', 'bare'), negation='not')],
+    ([clause(WE, 'drink', object=np('coffee', 'bare'), negation='not')],
      'we do not drink coffee.', 'nous ne buvons pas de café.', '0 ?1,2 3?1 2 ?4 4 5'),
-    ([says(SHE, 'sell', object=np('house', 'some', 'old', plural=True))],
+    ([clause(SHE, 'sell', object=np('house', 'some', 'old', plural=True))],
      'she sells some old houses.', 'elle vend de vieilles maisons.', '0 1 2 3 4 5'),
-    ([says(SHE, 'sell', object=np('house', 'bare', 'white', plural=True))],
+    ([clause(SHE, 'sell', object=np('house', 'bare', 'white', plural=True))],
      'she sells white houses.', 'elle vend des maisons blanches.', '0 1 ?3 3 2 4'),
-    ([says(np('boy'), 'buy', object=np('orange', 'a'), negation='never')],
+    ([clause(np('boy'), 'buy', object=np('orange', 'a'), negation='never')],
      'the boy never buys an orange.', "le garçon n'achète jamais d'orange.", '0 1 ?2 3 2 4 5 6'),
-    ([says(Both(np('man'), np('woman', 'a')), 'look', 'at', object=np('bird', 'the', plural=True), adverb='often')],
+    ([clause(Both(np('man'), np('woman', 'a')), 'look', 'at', object=np('bird', 'the', plural=True), adverb='often')],
      'the man and a woman often look at the birds.', "l'homme et une femme regardent souvent les oiseaux.",
      '0 1 2 3 4 6?7 5 8 9 10'),
-    ([says(np('man', relative=says(None, 'see', object=SHE, negation='not')), 'work')],
+    ([clause(np('man', relative=clause(None, 'see', object=SHE, negation='not')), 'work')],
      'the man who does not see her works.', "l'homme qui ne la voit pas travaille.", '0 1 2 ?3,4 6 5?3 4 7 8'),
-    ([is_(np('house', relative=says(SHE, 'see', object=Gap((3, False, True)), past=True)), 'white')],
+    ([copula(np('house', relative=clause(SHE, 'see', object=Gap((3, False, True)), past=True)), 'white')],
      'the house that she saw is white.', "la maison qu'elle a vue est blanche.", '0 1 2 3 ?4 4 5 6 7'),
-    ([says(np('hero'), 'lose', object=np('key', plural=True, relative=says(
+    ([clause(np('hero'), 'lose', object=np('key', plural=True, relative=clause(
         ME, 'find', object=Gap((3, True, True)), past=True, negation='not')))],
      'the hero loses the keys that I did not find.', "le héros perd les clés que je n'ai pas trouvées.",
      '0 1 2 3 4 5 6 ?7,8 ?7,9 8 9 10'),
-    ([says(np('woman', plural=True), 'arrive', past=True, negation='not')],
+    ([clause(np('woman', plural=True), 'arrive', past=True, negation='not')],
      'the women did not arrive.', 'les femmes ne sont pas arrivées.', '0 1 ?2,3 ?2,4 3 4 5'),
-    ([says(HE, 'give', object=np('book', 'a', 'red+black'), recipient=SHE)],
+    ([clause(HE, 'give', object=np('book', 'a', 'red+black'), recipient=SHE)],
      'he gives her a red and black book.', 'il lui donne un livre rouge et noir.', '0 2 1 3 7 4 5 6 8'),
-    ([says(SHE, 'show', object=np('letter', 'his'), recipient=np('child', plural=True), past=True)],
+    ([clause(SHE, 'show', object=np('letter', 'his'), recipient=np('child', plural=True), past=True)],
      'she showed his letter to the children.', 'elle a montré sa lettre aux enfants.', '0 ?1 1 2 3 4?5 6 7'),
-    ([says(np('hero'), 'talk', 'to', object=HE)], 'the hero talks to him.', 'le héros lui parle.', '0 1 4?3 2 5'),
-    ([says(np('soldier', plural=True), 'obey', object=np('king'))],
+    ([clause(np('hero'), 'talk', 'to', object=HE)], 'the hero talks to him.', 'le héros lui parle.', '0 1 4?3 2 5'),
+    ([clause(np('soldier', plural=True), 'obey', object=np('king'))],
      'the soldiers obey the king.', 'les soldats obéissent au roi.', '0 1 2 3?2 4 5'),
-    ([says(HE, 'go', place=('to', np('school', 'his', 'new')))],
+    ([clause(HE, 'go', place=('to', np('school', 'his', 'new')))],
      'he goes to his new school.', 'il va à sa nouvelle école.', '0 1 2 3 4 5 6'),
-    ([says(np('aunt', 'his'), 'work', place=('near', np('market')))],
+    ([clause(np('aunt', 'his'), 'work', place=('near', np('market')))],
      'his aunt works near the market.', 'sa tante travaille près du marché.', '0 1 2 3 4?3 5 6'),
-    ([says(np('friend', 'her'), 'dance', place=('in front of', np('school', 'her')))],
+    ([clause(np('friend', 'her'), 'dance', place=('in front of', np('school', 'her')))],
      'her friend dances in front of her school.', 'son ami danse devant son école.', '0 1 2 4?3,5 6 7 8'),
-    ([says(np('car', 'a', 'orange'), 'arrive')],
+    ([clause(np('car', 'a', 'orange'), 'arrive')],
      'an orange car arrives.', 'une voiture orange arrive.', '0 2 1 3 4'),
-    ([says(HE, 'see', object=np('table', 'the', 'red', modifier='kitchen')),
-      says(None, 'buy', object=np('dress', 'two', 'orange', plural=True))],
+    ([clause(HE, 'see', object=np('table', 'the', 'red', modifier='kitchen')),
+      clause(None, 'buy', object=np('dress', 'two', 'orange', plural=True))],
      ['and'], 'he sees the red kitchen table and buys two orange dresses.',
      'il voit la table de cuisine rouge et achète deux robes orange.', '0 1 2 5 ?4,5 4 3 6 7 8 10 9 11'),
-    ([says(WE, 'sing'), says(HE, 'sleep')], ['if'], 'we sing if he sleeps.', "nous chantons s'il dort.", '0 1 2 3 4 5'),
-    ([says(WE, 'sing'), says(SHE, 'sleep')], ['because'], 'we sing because she sleeps.',
+    ([clause(WE, 'sing'), clause(HE, 'sleep')], ['if'], 'we sing if he sleeps.', "nous chantons s'il dort.",
+     '0 1 2 3 4 5'),
+    ([clause(WE, 'sing'), clause(SHE, 'sleep')], ['because'], 'we sing because she sleeps.',
      "nous chantons parce qu'elle dort.", '0 1 2 ?2 3 4 5'),
-    ([says(WE, 'sing'), says(SHE, 'sleep')], ['but'], 'we sing, but she sleeps.', 'nous chantons, mais elle dort.',
+    ([clause(WE, 'sing'), clause(SHE, 'sleep')], ['but'], 'we sing, but she sleeps.', 'nous chantons, mais elle dort.',
      '0 1 2 3 4 5 6'),
-    ([is_(np('wall', 'the', 'high', plural=True, of=np('castle', 'a', 'medieval')), 'dirty')],
+    ([copula(np('wall', 'the', 'high', plural=True, of=np('castle', 'a', 'medieval')), 'dirty')],
      'the high walls of a medieval castle are dirty.', "les hauts murs d'un château médiéval sont sales.",
      '0 1 2 3 4 6 5 7 8 9'),
 ]
 
 
-def parsed(notation):
-    """'1?2 ?0,3' -> sure and possible (source, target) links."""
+def parse_links(notation):
+    """Parse '1?2 ?0,3' to the sure and the possible links (source, target)."""
     sure, possible = set(), set()
     for j, word in enumerate(notation.split()):
         at, _, others = word.partition('?')
@@ -148,21 +151,22 @@ def parsed(notation):
 
 
 @pytest.mark.parametrize('case', GOLD, ids=[case[-3] for case in GOLD])
-def test_gold_sentences(case):
+def test_gold_sentences_and_links(case):
     clauses, *conjunctions, english, french, notation = case
     pair = grammar.example_of_structure(Sentence(tuple(clauses), tuple(conjunctions[0]) if conjunctions else ()))
     assert (pair.source, pair.target) == (english, french)
     assert pair.source_words == tuple(tokenise(english)) and pair.target_words == tuple(tokenise(french))
-    assert (set(pair.links.sure), set(pair.links.possible)) == parsed(notation)
+    assert (set(pair.links.sure), set(pair.links.possible)) == parse_links(notation)
 
 
-def test_inverted_adjectives():
-    pair = grammar.example_of_structure(Sentence((is_(np('Area', 'the', 'European', 'Economic'), 'African'),)))
+def test_inverted_adjectives_are_listed():
+    pair = grammar.example_of_structure(Sentence((copula(np('Area', 'the', 'European', 'Economic'), 'African'),)))
     assert pair.inverted == ((2, 2), (1, 3))
 
 
 @functools.cache
-def drawn(split):
+def cached_examples(split):
+    """Return many examples of a split, drawn once."""
     counts = {'train': 50_000, 'valid': 1000, 'test': 1000, 'test_combinations': 2000, 'test_lengths': 2000}
     return grammar.grammar_examples(split, counts[split], 11)
 
@@ -171,16 +175,16 @@ EVERY = [pytest.param(split, id=split) for split in grammar.GRAMMAR_SPLITS]
 
 
 @pytest.mark.parametrize('split', EVERY)
-def test_words_are_those_of_the_tokeniser(split):
-    for e in drawn(split)[:1500]:
+def test_words_match_the_tokeniser(split):
+    for e in cached_examples(split)[:1500]:
         assert list(e.source_words) == tokenise(normalise(e.source, 'en')) and e.source == normalise(e.source, 'en')
         assert list(e.target_words) == tokenise(normalise(e.target, 'fr')) and e.target == normalise(e.target, 'fr')
         assert (e.source, e.target) == (detokenise(e.source_words), detokenise(e.target_words))
 
 
 @pytest.mark.parametrize('split', EVERY)
-def test_links_are_sane(split):
-    for e in drawn(split)[:1500]:
+def test_links_follow_the_guide(split):
+    for e in cached_examples(split)[:1500]:
         targets = [j for _, j in e.links.sure]
         assert len(targets) == len(set(targets))  # at most one sure link a French word
         assert {j for _, j in e.links.possible} == set(range(len(e.target_words)))
@@ -190,27 +194,31 @@ def test_links_are_sane(split):
         assert (len(e.source_words) - 1, len(e.target_words) - 1) in e.links.sure
 
 
-def test_english_determines_french():
+def test_each_english_sentence_has_one_french_translation():
     french = {}
-    for e in [*drawn('train'), *drawn('test'), *drawn('test_lengths'), *drawn('test_combinations')]:
+    splits = ('train', 'test', 'test_lengths', 'test_combinations')
+    for e in (e for split in splits for e in cached_examples(split)):
         assert french.setdefault(e.source, e.target) == e.target
         assert not {'it', 'you', 'they'} & set(e.source_words)
 
 
 def test_splits_are_disjoint():
-    sources = {split: {e.source for e in drawn(split)} for split in grammar.GRAMMAR_SPLITS}
-    for one, other in two_of(grammar.GRAMMAR_SPLITS, 2):
+    sources = {split: {e.source for e in cached_examples(split)} for split in grammar.GRAMMAR_SPLITS}
+    for one, other in combinations(grammar.GRAMMAR_SPLITS, 2):
         assert not sources[one] & sources[other], (one, other)
 
 
-def test_lengths():
-    counts = [len(e.source_words) for e in drawn('train')[:4000]]
+def test_sentence_lengths_of_the_splits():
+    counts = [len(e.source_words) for e in cached_examples('train')[:4000]]
     assert max(counts) == 16 and 9 <= sum(counts) / len(counts) <= 11
-    assert {len(e.source_words) for e in drawn('test_lengths')} <= set(range(18, 31))
+    assert {len(e.source_words) for e in cached_examples('test_lengths')} <= set(range(18, 31))
 
 
 def inverted_pairs(examples):
-    """(adjective, noun) of every adjective that follows its noun in French, the noun found by the oracle in English."""
+    """Yield (example, adjective, noun) for each adjective that follows its noun in French.
+
+    The noun is searched in the English sentence.
+    """
     nouns = {word for n in lexicon.NOUNS + lexicon.INSTITUTIONS for word in n.english}
     singular = {word: n.english[0] for n in lexicon.NOUNS + lexicon.INSTITUTIONS for word in n.english}
     modifiers = {m.english for m in lexicon.MODIFIERS + lexicon.DOMAIN_NOUNS}
@@ -223,32 +231,32 @@ def inverted_pairs(examples):
             yield e, e.source_words[i], singular[words[at]]
 
 
-def test_combinations_are_held_out():
+def test_held_out_combinations_are_only_in_their_split():
     held = {(a.english, n.english[0]) for n in lexicon.NOUNS + lexicon.INSTITUTIONS for a in
-            lexicon.ADJECTIVES + lexicon.DOMAINS + lexicon.ORIGINS if sampling.held_out(a, n)}
+            lexicon.ADJECTIVES + lexicon.DOMAINS + lexicon.ORIGINS if sampling.is_held_out(a, n)}
     for split in ('train', 'valid', 'test', 'test_lengths'):
-        assert not [pair for _, *pair in inverted_pairs(drawn(split)) if tuple(pair) in held]
-    seen = {e.source for e, *pair in inverted_pairs(drawn('test_combinations')) if tuple(pair) in held}
-    assert len(seen) > 0.5 * 2000  # the others hold it before the noun, or after be
+        assert not [pair for _, *pair in inverted_pairs(cached_examples(split)) if tuple(pair) in held]
+    seen = {e.source for e, *pair in inverted_pairs(cached_examples('test_combinations')) if tuple(pair) in held}
+    assert len(seen) > 0.5 * 2000  # in the others the adjective precedes the noun in French, or follows be
 
 
-def test_every_sentence_holds_a_held_out_combination():
+def test_every_sentence_of_test_combinations_has_a_held_out_combination():
     every = lexicon.ADJECTIVES + lexicon.DOMAINS + lexicon.ORIGINS
-    for e in drawn('test_combinations')[:300]:
+    for e in cached_examples('test_combinations')[:300]:
         words = set(e.source_words)
         here = [n for n in lexicon.NOUNS + lexicon.INSTITUTIONS if words & set(n.english)]
-        assert any(sampling.held_out(a, n) for a in every if a.english in words for n in here), e.source
+        assert any(sampling.is_held_out(a, n) for a in every if a.english in words for n in here), e.source
 
 
 @pytest.mark.parametrize('split', EVERY)
-def test_pure(split):
+def test_examples_are_a_function_of_their_arguments(split):
     a = grammar.grammar_examples(split, 20, 5)
     assert grammar.grammar_example(split, 5, 13) == a[13] and grammar.grammar_examples(split, 20, 5) == a
     assert [e.source for e in grammar.grammar_examples(split, 20, 6)] != [e.source for e in a]
     assert len({e.source for e in a}) > 17
 
 
-def test_same_in_every_process():
+def test_examples_are_the_same_in_every_process():
     code = (
         'from attnlab.data.grammar import grammar_examples\n'
         "print([(e.source, e.target, sorted(e.links.possible), e.inverted) for e in grammar_examples('test', 9, 3)])"
@@ -258,18 +266,18 @@ def test_same_in_every_process():
     assert runs[0] == runs[1]
 
 
-def test_pairs():
+def test_pairs_have_the_text_and_links_of_the_examples():
     pairs, examples = grammar.grammar_pairs('valid', 5, 2), grammar.grammar_examples('valid', 5, 2)
     assert pairs.source == tuple(e.source for e in examples) and pairs.target == tuple(e.target for e in examples)
     assert pairs.links == tuple(e.links for e in examples)
 
 
-def test_unknown_split():
+def test_an_unknown_split_is_refused():
     with pytest.raises(UserError, match='tests.*test_lengths'):
         grammar.grammar_example('tests', 0, 0)
 
 
-PHENOMENA = {  # in French, in English, least share of sentences
+PHENOMENA = {  # pattern of the French, of the English, smallest share of sentences
     'elision': (r"\b(l|d|n|qu|j|m)'", '', 0.2),
     'contraction': (r'\b(du|au|aux)\b', '', 0.06),
     'negation': (r"\b(ne|n') ?.*\b(pas|jamais)\b", r'\b(not|never)\b', 0.15),
@@ -288,8 +296,8 @@ PHENOMENA = {  # in French, in English, least share of sentences
 }
 
 
-def test_phenomena_are_all_common():
-    examples = drawn('train')[:4000]
+def test_every_phenomenon_is_common():
+    examples = cached_examples('train')[:4000]
     for name, (french, english, share) in PHENOMENA.items():
         count = sum(bool(re.search(french, e.target) and re.search(english, e.source)) for e in examples)
         assert count >= share * len(examples), (name, count)
@@ -298,7 +306,7 @@ def test_phenomena_are_all_common():
     assert len(inverted) > 0.4 * len(examples) and len(both_sides) > 0.03 * len(examples)
 
 
-# An oracle of French: word lists by hand, and what may not stand beside what.
+# An oracle of French: hand-written lists of words, and patterns of words that must not be neighbours.
 BEFORE = set('''petit petite petits petites grand grande grands grandes beau bel belle beaux belles vieux vieil vieille
     vieilles nouveau nouvel nouvelle nouveaux nouvelles jeune jeunes bon bonne bons bonnes mauvais mauvaise mauvaises
     joli jolie jolis jolies long longue longs longues haut haute hauts hautes'''.split())
@@ -351,7 +359,7 @@ def test_forms_of_adjectives():
     for a in lexicon.ADJECTIVES + lexicon.DOMAINS + lexicon.ORIGINS:
         masculine = a.french[0]
         stem = masculine[:-1] + 's' if masculine.endswith('eux') else masculine  # heureux, heureuse
-        expected = table.get(masculine) or (  # the regular ones: -e, -s, and nothing to double or to change
+        expected = table.get(masculine) or (  # regular adjectives: -e and -s are added, the stem does not change
             masculine, masculine + 's' * (masculine[-1] not in 'sx'),
             stem + 'e' * (masculine[-1] != 'e'), stem + 'e' * (masculine[-1] != 'e') + 's')
         assert a.french == expected
@@ -361,7 +369,7 @@ def test_forms_of_adjectives():
 
 
 def agreement_errors(words):
-    """Determiner, adjectives before, noun: gender and number must agree."""
+    """Yield phrases in which determiner, preceding adjectives and noun do not agree in gender and number."""
     nouns = {form: (('f' if n in FEMININE else 'm'), plural) for n in FEMININE | MASCULINE
              for plural, form in enumerate((n, PLURALS.get(n, n + 's')))}
     forms = {f: tuple(row) for row in map(str.split, ADJECTIVES.split('|')) for f in row}
@@ -373,7 +381,7 @@ def agreement_errors(words):
         if gender is None or words[rest] not in nouns or words[k - 1] in ('ne', 'il', 'elle', 'nous', 'je', 'qui'):
             continue
         own, _ = nouns[words[rest]]
-        if gender == '?' and own == 'f':  # mon, son before a feminine noun only where a vowel follows
+        if gender == '?' and own == 'f':  # mon and son are feminine only before a vowel
             gender = 'f' if words[k + 1][0] in 'aeéiouœh' and not words[k + 1].startswith('haut') else 'm'
         if gender not in ('?', own):
             yield ' '.join(words[k:rest + 1])
@@ -383,7 +391,7 @@ def agreement_errors(words):
                 yield ' '.join(words[k:rest + 1])
 
 
-VOWEL = r"(?:[aâeéêiouœAÉ]|h(?!éros|ibou|aut))"  # a mute h, not an aspirated one
+VOWEL = r"(?:[aâeéêiouœAÉ]|h(?!éros|ibou|aut))"  # a vowel or a mute h
 WRONG = re.compile('|'.join((
     rf'\b(le|la|de|ne|que|je|me|ma|sa|ce|du|au|nouveau|beau) (?!et\b|est\b){VOWEL}',
     rf"\b(l|d|n|qu|j|m)'(?!{VOWEL})", rf'\b(bel|vieil|nouvel|cet) (?!{VOWEL})',
@@ -392,10 +400,10 @@ WRONG_ARTICLE = re.compile(r'\ba (?!European)[aeioAEI]|\ba honest|\ban (?!honest
 
 
 @pytest.mark.parametrize('split', EVERY)
-def test_french_by_the_oracle(split):
-    for e in drawn(split)[:1500]:
-        found = WRONG.search(re.sub(r'\b(est|était|pas|jamais|très|trop) (beau|nouveau)\b', 'est bleu', e.target))
-        assert not found, (found[0], e.target)
+def test_french_passes_the_oracle(split):
+    for e in cached_examples(split)[:1500]:
+        error = WRONG.search(re.sub(r'\b(est|était|pas|jamais|très|trop) (beau|nouveau)\b', 'est bleu', e.target))
+        assert not error, (error[0], e.target)
         assert not list(agreement_errors(e.target_words)), e.target
         assert not WRONG_ARTICLE.search(e.source), e.source
         assert ('not' in e.source_words) == ('pas' in e.target_words)

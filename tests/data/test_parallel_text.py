@@ -1,3 +1,5 @@
+"""Sentence pairs from files, and Multi30k from a local server."""
+
 import gzip
 import hashlib
 import threading
@@ -25,10 +27,10 @@ def write(folder, **texts):
     return folder / 'X'
 
 
-# Files of the user's
+# Files
 
 
-def test_two_files_plain_or_zipped_or_one_table(tmp_path):
+def test_pairs_are_read_from_two_files_or_from_one_table(tmp_path):
     for name in ('plain', 'zipped', 'mixed', 'table'):
         (tmp_path / name).mkdir()
     english, french = 'A dog.\r\nA cat?\r\n', '\ufeffUn chien.\nUn été ?'
@@ -54,15 +56,15 @@ def test_text_is_raw_and_nothing_is_dropped(tmp_path):
     ({'X': 'a\tb\na b\n'}, 'X, line 2: 1 columns, expected 2 separated by one tab'),
     ({'X': 'a\tb\tc\n'}, 'X, line 1: 3 columns'),
 ])  # fmt: skip
-def test_wrong_files_are_a_users_error(tmp_path, files, message):
+def test_wrong_files_are_refused(tmp_path, files, message):
     with pytest.raises(UserError, match=message):
         read_sentence_pairs(write(tmp_path, **files))
 
 
-def test_pairs_have_all_their_sides():
+def test_sides_of_unequal_length_are_refused():
     empty = GoldLinks(frozenset(), frozenset())
     for sides in ((('a', 'b'), ('c',), None), (('a',), ('b',), (empty, empty)), (('a',), ('b', 'c'), (empty,))):
-        with pytest.raises(ValueError, match='a pair needs all its sides'):
+        with pytest.raises(ValueError, match='expected equal lengths'):
             SentencePairs(*sides)
 
 
@@ -71,14 +73,17 @@ def test_pairs_have_all_their_sides():
 
 @pytest.fixture
 def server(monkeypatch, tmp_path):
-    """A repository on this machine, an empty cache, no folder; answers are what stands in the list."""
+    """A local server of the published files, an empty cache and no data folder.
+
+    Yields the answers of the server by file name, the list of requested files, and the cache folder.
+    """
     answers = dict(FILES)
-    asked = []
+    requested = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             name = self.path.removeprefix('/raw/')
-            asked.append(name)
+            requested.append(name)
             data = answers.get(name)
             if data is None:
                 return self.send_error(404)
@@ -99,26 +104,26 @@ def server(monkeypatch, tmp_path):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     monkeypatch.setenv('no_proxy', '127.0.0.1')
     monkeypatch.delenv('ATTNLAB_DATA', raising=False)
-    yield answers, asked, tmp_path / 'cache' / 'attnlab' / 'multi30k'
+    yield answers, requested, tmp_path / 'cache' / 'attnlab' / 'multi30k'
     httpd.shutdown()
     thread.join()
     httpd.server_close()
 
 
-def test_download_once(server):
-    _, asked, cache = server
+def test_files_are_downloaded_once(server):
+    _, requested, cache = server
     assert load_multi30k('valid') == PAIRS
     assert load_multi30k('valid') == PAIRS
-    assert asked == ['val.en.gz', 'val.fr.gz']
+    assert requested == ['val.en.gz', 'val.fr.gz']
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == FILES
 
 
-def test_a_damaged_file_of_the_cache_is_fetched_again(server):
-    _, asked, cache = server
+def test_a_damaged_file_of_the_cache_is_downloaded_again(server):
+    _, requested, cache = server
     load_multi30k('valid')
     (cache / 'val.fr.gz').write_bytes(b'')
     assert load_multi30k('valid') == PAIRS
-    assert asked == ['val.en.gz', 'val.fr.gz', 'val.fr.gz']
+    assert requested == ['val.en.gz', 'val.fr.gz', 'val.fr.gz']
 
 
 @pytest.mark.parametrize(('answer', 'message'), [
@@ -126,7 +131,7 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(server):
     (None, 'cannot be downloaded .*404'),
     (FILES['val.fr.gz'][:-5], r'cannot be downloaded \(IncompleteRead'),
 ])  # fmt: skip
-def test_a_failed_download_leaves_nothing(server, answer, message):
+def test_a_failed_download_leaves_no_file(server, answer, message):
     answers, _, cache = server
     answers['val.fr.gz'] = answer
     with pytest.raises(UserError, match=rf'val\.fr\.gz: {message}.*config\.data\.folder=DIR.*ATTNLAB_DATA=DIR'):
@@ -136,14 +141,14 @@ def test_a_failed_download_leaves_nothing(server, answer, message):
     assert load_multi30k('valid') == PAIRS
 
 
-def test_without_a_network(server, monkeypatch):
+def test_an_unreachable_server_is_an_error_with_a_remedy(server, monkeypatch):
     monkeypatch.setattr(parallel_text, 'MULTI30K_URL', 'http://127.0.0.1:1/')
-    with pytest.raises(UserError, match=r'cannot be downloaded .*--config\.data\.folder=DIR, or as DIR/multi30k by'):
+    with pytest.raises(UserError, match=r'cannot be downloaded .*--config\.data\.folder=DIR, or .* in DIR/multi30k'):
         load_multi30k('valid')
     assert not server[2].exists()
 
 
-def test_a_server_that_says_nothing(server, monkeypatch):
+def test_a_silent_server_times_out(server, monkeypatch):
     import socket
 
     with socket.create_server(('127.0.0.1', 0)) as silent:
@@ -153,14 +158,14 @@ def test_a_server_that_says_nothing(server, monkeypatch):
             load_multi30k('valid')
 
 
-def test_a_cache_that_cannot_be_written(server, tmp_path):
+def test_an_unwritable_cache_is_an_error_with_a_remedy(server, tmp_path):
     (tmp_path / 'cache').write_text('a file')
     with pytest.raises(UserError, match=r'val\.en\.gz: cannot be written .*config\.data\.folder'):
         load_multi30k('valid')
 
 
-def test_a_given_folder_is_read_as_it_is(server, monkeypatch, tmp_path):
-    _, asked, cache = server
+def test_a_given_folder_is_read_without_download(server, monkeypatch, tmp_path):
+    _, requested, cache = server
     (tmp_path / 'multi30k').mkdir()
     (tmp_path / 'own').mkdir()
     write(tmp_path / 'multi30k', val_en_gz='a', val_fr='b')
@@ -172,15 +177,15 @@ def test_a_given_folder_is_read_as_it_is(server, monkeypatch, tmp_path):
         load_multi30k('train')
     with pytest.raises(UserError, match=r'nor a folder .*nowhere'):
         load_multi30k('valid', str(tmp_path / 'nowhere'))
-    assert not asked and not cache.exists()
+    assert not requested and not cache.exists()
 
 
-def test_unknown_split(server):
+def test_an_unknown_split_is_refused(server):
     with pytest.raises(UserError, match="no split 'val': expected one of train, valid, test_2016, test_2017"):
         load_multi30k('val')
 
 
-def test_the_real_files(shared):
+def test_the_published_files(shared):
     folder = shared('multi30k')
     for split, count in (('train', 29_000), ('valid', 1_014), ('test_2016', 1_000), ('test_2017', 1_000)):
         pairs = load_multi30k(split, folder)

@@ -1,3 +1,5 @@
+"""Reading of lines, normalisation and tokenisation of text."""
+
 import gzip
 import logging
 import os
@@ -23,9 +25,10 @@ from attnlab.data.text import (
 )
 from attnlab.errors import UserError
 
-# What the rules look at, more often than chance would draw it.
+# The characters that the rules depend on are drawn more often than others.
 TEXTS = st.text(st.one_of(
-    st.sampled_from('aésdlqutTm019 \'"«»?!;:.,-()/&#$’ʼ“…\u00a0\u202f\u200b\u00ad\u0301\ufeff_▁' + JOIN_MARK + SPACE_MARK),
+    st.sampled_from('aésdlqutTm019 \'"«»?!;:.,-()/&#$’ʼ“…\u00a0\u202f\u200b\u00ad\u0301\ufeff_▁'
+                    + JOIN_MARK + SPACE_MARK),
     st.characters(exclude_categories=['Cs']),
 ), max_size=40)  # fmt: skip
 EXACT = settings(max_examples=400, derandomize=True, deadline=None)
@@ -65,13 +68,13 @@ def test_lines_end_at_line_feeds_only(tmp_path, name, text, lines):
     assert read_lines(write(tmp_path / name, text.encode())) == lines
 
 
-def test_an_invalid_byte_is_named_by_file_and_line(tmp_path):
+def test_the_error_of_an_invalid_byte_names_file_and_line(tmp_path):
     path = write(tmp_path / 'a.fr.gz', b'\xef\xbb\xbfa\nb\nc\x80d\n')
     with pytest.raises(UserError, match=r'a\.fr\.gz, line 3: byte 0x80 is not UTF-8'):
         read_lines(path)
 
 
-def test_a_missing_file_names_the_nearest(tmp_path):
+def test_the_error_of_a_missing_file_suggests_the_most_similar(tmp_path):
     write(tmp_path / 'train.en.gz', b'')
     write(tmp_path / 'val.fr', b'')
     with pytest.raises(UserError, match=r'train\.en: no such file, did you mean .*train\.en\.gz\?'):
@@ -82,21 +85,23 @@ def test_a_missing_file_names_the_nearest(tmp_path):
         read_lines(tmp_path / 'zzz')
 
 
-def test_a_folder_is_not_offered_for_a_missing_file(tmp_path):
+def test_a_folder_is_not_suggested_for_a_missing_file(tmp_path):
     (tmp_path / 'opt').mkdir()
     with pytest.raises(UserError, match=r'/nope: no such file$'):
         read_lines(tmp_path / 'nope')
 
 
-@pytest.mark.parametrize('read', [corpus.read_text, read_sentence_pairs, lambda path: read_sentence_pairs(path.with_suffix('')),
-                                  lambda path: images.load_npz_images(path, 2, (1, 1, 1))])  # fmt: skip
-def test_a_pipe_is_no_data_of_a_run_which_reads_again(tmp_path, read):
+@pytest.mark.parametrize('read', [
+    corpus.read_text, read_sentence_pairs, lambda path: read_sentence_pairs(path.with_suffix('')),
+    lambda path: images.load_npz_images(path, 2, (1, 1, 1)),
+])  # fmt: skip
+def test_a_pipe_is_refused_as_a_data_file(tmp_path, read):
     os.mkfifo(tmp_path / 'x.en')
     with pytest.raises(UserError, match=r'x.en is a pipe or a device, which can be read only once; expected a file'):
         read(tmp_path / 'x.en')
 
 
-def test_damaged_archives_and_folders_are_a_users_error(tmp_path):
+def test_damaged_archives_and_folders_are_refused(tmp_path):
     whole = gzip.compress(bytes(range(128)) * 99)
     for data in (b'plain', whole[:-9], whole[:20] + b'\xff' * 20 + whole[40:]):
         (tmp_path / 'a.gz').write_bytes(data)
@@ -117,7 +122,7 @@ def test_long_lines_are_cut_and_counted(tmp_path, caplog):
     assert read_lines(write(tmp_path / 'b', b'abcdef'), limit=4) == ['abcd']
 
 
-def test_the_locale_changes_nothing(tmp_path):
+def test_the_result_does_not_depend_on_the_locale(tmp_path):
     path = write(tmp_path / 'été.fr', "L’été à l'œuvre ?\n".encode())
     code = (
         'import sys; from attnlab.data.text import *;'
@@ -128,7 +133,7 @@ def test_the_locale_changes_nothing(tmp_path):
     assert out.strip() == ascii([["L'", 'été', 'à', "l'", 'œuvre', SPACE_MARK + '?']])
 
 
-# One form
+# Normalisation
 
 
 @pytest.mark.parametrize(('text', 'french', 'english'), [
@@ -153,7 +158,7 @@ def test_normal_forms(text, french, english):
 
 
 @pytest.mark.parametrize('language', ['de', '', 'FR'])
-def test_only_known_languages(language):
+def test_an_unknown_language_is_refused(language):
     with pytest.raises(UserError, match=f"language '{language}': expected 'en' or 'fr'"):
         normalise('x', language)
 
@@ -162,7 +167,7 @@ def test_only_known_languages(language):
     '', ' ', '\n\t', '\u200b', '\ufeff', '\xad', '\0\x1b\x7f', '\u2028\x85\u3000', '\u200d\ufe0f', '\u3164',
     '\U000e0041', '\ufdd0', ' \u200b\u2060 ',
 ])  # fmt: skip
-def test_a_text_of_which_nothing_can_be_seen_is_blank(text):
+def test_a_text_without_visible_characters_is_blank(text):
     assert is_blank(text) and not is_blank(text + '.') and not is_blank('a' + text)
 
 
@@ -177,31 +182,31 @@ def test_a_text_that_is_not_blank_has_words(text):
 @example('! !')
 @example('e\u00ad\u0301')
 @EXACT
-def test_any_text_has_one_form_and_its_words_give_it_back(text):
+def test_normalising_is_idempotent_and_words_restore_the_text(text):
     for language in ('en', 'fr'):
-        once = normalise(text, language)
-        assert normalise(once, language) == once == once.strip()
-        assert unicodedata.is_normalized('NFC', once)
-        assert not any(character.isspace() and character != ' ' for character in once) and '  ' not in once
+        normalised = normalise(text, language)
+        assert normalise(normalised, language) == normalised == normalised.strip()
+        assert unicodedata.is_normalized('NFC', normalised)
+        assert not any(character.isspace() and character != ' ' for character in normalised) and '  ' not in normalised
         for form in ('NFC', 'NFD'):
-            assert normalise(unicodedata.normalize(form, text), language) == once
-        words = tokenise(once)
-        assert detokenise(words) == once
-        assert ''.join(map(strip_spacing_mark, words)) == once.replace(' ', '')
+            assert normalise(unicodedata.normalize(form, text), language) == normalised
+        words = tokenise(normalised)
+        assert detokenise(words) == normalised
+        assert ''.join(map(strip_spacing_mark, words)) == normalised.replace(' ', '')
         assert not any(word == '' or ' ' in word for word in words)
 
 
-def test_every_real_line_has_one_form_and_its_words_give_it_back(shared):
+def test_words_restore_every_real_line(shared):
     lines = marked = 0
     for text, language in real_lines(shared):
-        once = normalise(text, language)
-        words = tokenise(once)
-        assert normalise(once, language) == once
-        assert detokenise(words) == once
+        normalised = normalise(text, language)
+        words = tokenise(normalised)
+        assert normalise(normalised, language) == normalised
+        assert detokenise(words) == normalised
         lines += 1
         marked += any(strip_spacing_mark(word) != word for word in words)
     assert lines == 2 * (29_000 + 1_014 + 1_000 + 1_000 + 37 + 447)
-    assert marked < lines / 50  # the Hansards come cut into words, with a space before every stop
+    assert marked < lines / 50  # the Hansards are already tokenised, with a space before each full stop
 
 
 # Words
@@ -221,7 +226,7 @@ def test_every_real_line_has_one_form_and_its_words_give_it_back(shared):
     ('the U.S. and A&M &amp; more', 'the U.S. and A&M &amp; more'),
     ('', ''),
 ])  # fmt: skip
-def test_words_of_expected_spacing_need_no_mark(text, words):
+def test_words_with_expected_spacing_have_no_mark(text, words):
     assert tokenise(text) == words.split()
     assert detokenise(words.split()) == text
 
@@ -232,14 +237,15 @@ def test_words_of_expected_spacing_need_no_mark(text, words):
     ('a "b', ['a', '"', 'b']),
     ('a " b', ['a', '"', SPACE_MARK + 'b']),
     ('they \'re', ['they', SPACE_MARK + "'re"]),
-    (f'{SPACE_MARK} a{JOIN_MARK} {SPACE_MARK}{SPACE_MARK}', [JOIN_MARK + SPACE_MARK, 'a', JOIN_MARK + JOIN_MARK, SPACE_MARK + SPACE_MARK + SPACE_MARK]),
+    (f'{SPACE_MARK} a{JOIN_MARK} {SPACE_MARK}{SPACE_MARK}',
+     [JOIN_MARK + SPACE_MARK, 'a', JOIN_MARK + JOIN_MARK, SPACE_MARK + SPACE_MARK + SPACE_MARK]),
 ])  # fmt: skip
-def test_a_mark_stands_where_the_spacing_is_not_the_expected(text, words):
+def test_words_with_unexpected_spacing_have_a_mark(text, words):
     assert tokenise(text) == words
     assert detokenise(words) == text
 
 
-def test_words_of_no_text_are_spaced_as_expected():
+def test_words_from_elsewhere_get_the_expected_spacing():
     assert detokenise(['l', "l'", 'homme', ',', '<unk>', '.', JOIN_MARK]) == f"l l'homme, <unk>. {JOIN_MARK}"
     assert [strip_spacing_mark(word) for word in (SPACE_MARK + '?', JOIN_MARK + SPACE_MARK, JOIN_MARK, 'a', '')] == [
         '?',

@@ -1,4 +1,4 @@
-"""Text as ids and back, against plain loops."""
+"""Tokenizers: encoding, decoding, document marks, files and errors."""
 
 import json
 
@@ -32,110 +32,112 @@ ALL = [pytest.param(one, id=f'{type(one).__name__}{one.size}') for one in [*ALL,
 
 
 def test_characters_are_numbered_by_code_point():
-    made = build_tokenizer('characters', [SourceText('hello ', 'a'), SourceText('é\n', 'b')])
-    assert made == CharacterTokenizer('\n ehloé') and made.size == 7 and made.marks is None
-    ids = made.encode('olé\n')
+    tokenizer = build_tokenizer('characters', [SourceText('hello ', 'a'), SourceText('é\n', 'b')])
+    assert tokenizer == CharacterTokenizer('\n ehloé') and tokenizer.size == 7 and tokenizer.marks is None
+    ids = tokenizer.encode('olé\n')
     assert ids.dtype == np.int32 and ids.tolist() == [5, 4, 6, 0]
-    assert made.encode('').tolist() == []
+    assert tokenizer.encode('').tolist() == []
 
 
-def test_bytes_are_those_of_utf8():
+def test_byte_ids_are_the_bytes_of_utf8():
     assert ByteTokenizer().size == 256
     assert ByteTokenizer().encode('aé☃').tolist() == list('aé☃'.encode())
     assert ByteTokenizer().decode(list('é☃'.encode()[:-1])) == 'é\ufffd'
 
 
-@pytest.mark.parametrize('kind', ALL)
-def test_text_comes_back(kind):
-    ids = kind.encode(PLAY)
-    assert ids.dtype == np.int32 and 0 <= ids.min() <= ids.max() < kind.size
+@pytest.mark.parametrize('tokenizer', ALL)
+def test_decoding_restores_the_text(tokenizer):
+    ids = tokenizer.encode(PLAY)
+    assert ids.dtype == np.int32 and 0 <= ids.min() <= ids.max() < tokenizer.size
     lines = [normalise(line, 'fr') for line in PLAY.split('\n')]
-    assert kind.decode(ids) == ('\n'.join(lines) if kind is SUBWORDS else PLAY)
-    assert len(kind.pieces(ids)) == len(ids)
-    assert '\\n' in kind.pieces(ids) and all(label.isprintable() and label.strip() for label in kind.pieces(ids))
+    assert tokenizer.decode(ids) == ('\n'.join(lines) if tokenizer is SUBWORDS else PLAY)
+    assert len(tokenizer.pieces(ids)) == len(ids)
+    labels = tokenizer.pieces(ids)
+    assert '\\n' in labels and all(label.isprintable() and label.strip() for label in labels)
 
 
 @given(st.text(st.characters(exclude_categories=['Cs'])))
 @example('\n\na\n')
 @settings(max_examples=100)
-def test_any_text_comes_back(text):
+def test_decoding_restores_any_text(text):
     assert ByteTokenizer(True).decode(ByteTokenizer(True).encode(text)) == text
     if text:
-        made = build_tokenizer('characters', [SourceText(text, 'x')])
-        ids = made.encode(text)
-        assert made.decode(ids) == text and [made.characters[i] for i in ids] == list(text)
+        tokenizer = build_tokenizer('characters', [SourceText(text, 'x')])
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text and [tokenizer.characters[i] for i in ids] == list(text)
     assert SUBWORDS.decode(SUBWORDS.encode(text)) == '\n'.join(normalise(line, 'fr') for line in text.split('\n'))
 
 
-@pytest.mark.parametrize('kind', [CharacterTokenizer('abc', True), ByteTokenizer(True), SUBWORDS])
-def test_a_document_stands_between_its_marks(kind):
-    front, behind = kind.marks
-    ids = encode_document(kind, SourceText('ab', 'x'))
-    assert ids.dtype == np.int32 and ids.tolist() == [front, *kind.encode('ab'), behind]
-    assert kind.size > max(front, behind) and not {front, behind} & set(kind.encode('abcabc'))
-    assert kind.decode(ids) == 'ab' and kind.decode(np.concatenate([ids, ids])) == 'ab'
-    assert kind.decode([front]) == kind.decode([behind]) == ''
-    assert kind.pieces(ids)[-1] == '</s>'
+@pytest.mark.parametrize('tokenizer', [CharacterTokenizer('abc', True), ByteTokenizer(True), SUBWORDS])
+def test_a_document_is_enclosed_by_its_marks(tokenizer):
+    front, behind = tokenizer.marks
+    ids = encode_document(tokenizer, SourceText('ab', 'x'))
+    assert ids.dtype == np.int32 and ids.tolist() == [front, *tokenizer.encode('ab'), behind]
+    assert tokenizer.size > max(front, behind) and not {front, behind} & set(tokenizer.encode('abcabc'))
+    assert tokenizer.decode(ids) == 'ab' and tokenizer.decode(np.concatenate([ids, ids])) == 'ab'
+    assert tokenizer.decode([front]) == tokenizer.decode([behind]) == ''
+    assert tokenizer.pieces(ids)[-1] == '</s>'
 
 
-def test_characters_in_another_order_are_no_vocabulary():
+def test_characters_out_of_order_are_refused():
     for wrong in ('', 'ba', 'aa'):
         with pytest.raises(ValueError, match='characters are .*; expected at least one, in order, each once'):
             CharacterTokenizer(wrong)
 
 
-def test_a_stream_has_no_marks():
-    with pytest.raises(ValueError, match='no marks for documents'):
+def test_encode_document_needs_marks():
+    with pytest.raises(ValueError, match='the tokenizer has no document marks'):
         encode_document(ByteTokenizer(), SourceText('a', 'x'))
 
 
-@pytest.mark.parametrize('kind', ALL)
+@pytest.mark.parametrize('tokenizer', ALL)
 @pytest.mark.parametrize('method', ['decode', 'pieces'])
-def test_ids_outside_of_the_table_raise(kind, method):
-    for wrong in (-1, kind.size, 10**9):
-        with pytest.raises(ValueError, match=f'id {wrong} is outside of the vocabulary: expected 0 to {kind.size - 1}'):
-            getattr(kind, method)(np.array([0, wrong]))
-    assert len(getattr(kind, method)([kind.size - 1])) <= 12
+def test_ids_outside_the_vocabulary_are_refused(tokenizer, method):
+    for wrong in (-1, tokenizer.size, 10**9):
+        message = f'id {wrong} is outside of the vocabulary: expected 0 to {tokenizer.size - 1}'
+        with pytest.raises(ValueError, match=message):
+            getattr(tokenizer, method)(np.array([0, wrong]))
+    assert len(getattr(tokenizer, method)([tokenizer.size - 1])) <= 12
 
 
-def test_an_unknown_character_is_named_with_its_line():
-    made = CharacterTokenizer('\nab')
-    message = r"in\.txt, line 7: character 'é' \(U\+00E9\) is none of the 3 of the training text; bytes and subwords"
+def test_the_error_of_an_unknown_character_names_its_line():
+    tokenizer = CharacterTokenizer('\nab')
+    message = r"in\.txt, line 7: character 'é' \(U\+00E9\) is not one of the 3 of the training text; bytes and subwords"
     with pytest.raises(UserError, match=message):
-        made.encode(*SourceText('ab\n\nabéz', 'in.txt', 5))
+        tokenizer.encode(*SourceText('ab\n\nabéz', 'in.txt', 5))
     for text, shown in (('z', "'z'"), ('\t', r"'\\t'"), (' ', "' '"), ('\udc80', r"'\\udc80'"), ('😀', "'😀'")):
         with pytest.raises(UserError, match=f'prompt, line 1: character {shown}'):
-            made.encode('ab' + text, 'prompt')
+            tokenizer.encode('ab' + text, 'prompt')
 
 
-@pytest.mark.parametrize('kind', [ByteTokenizer(), SUBWORDS])
-def test_an_argument_that_is_no_utf8_is_refused(kind):
+@pytest.mark.parametrize('tokenizer', [ByteTokenizer(), SUBWORDS])
+def test_lone_surrogates_are_refused(tokenizer):
     with pytest.raises(UserError, match=r"prompt, line 2: character '\\udcff' \(U\+DCFF\) is not UTF-8"):
-        kind.encode('a\nb\udcff', 'prompt')
+        tokenizer.encode('a\nb\udcff', 'prompt')
 
 
 @pytest.mark.parametrize(('kind', 'text', 'size', 'message'), [
     ('char', 'a', 0, "vocabulary 'char': expected one of characters, bytes, subwords"),
     ('characters', '', 0, 'no text to build a vocabulary from'),
-    ('characters', 'a', 9, 'vocabulary size 9: characters have a size of their own; expected 0'),
-    ('bytes', 'a', 256, 'vocabulary size 256: bytes have'),
+    ('characters', 'a', 9, 'vocabulary size 9: the size of characters is fixed; expected 0'),
+    ('bytes', 'a', 256, 'vocabulary size 256: the size of bytes is fixed'),
     ('subwords', 'a', 0, 'vocabulary size 0: expected at least 5'),
     ('subwords', '\n', 300, 'no text'),
 ])  # fmt: skip
-def test_what_cannot_be_built(kind, text, size, message):
+def test_wrong_arguments_of_build_are_refused(kind, text, size, message):
     with pytest.raises(UserError, match=message):
         build_tokenizer(kind, [SourceText(text, 'x')], size)
 
 
-@pytest.mark.parametrize('kind', [*ALL, CharacterTokenizer('\n\r"\\aé\u2028\U0001f600')])
-def test_save_and_load(kind, tmp_path):
-    path = save_tokenizer(kind, tmp_path / 'tokens.v1')
-    assert path == tmp_path / f'tokens.v1.{"model" if isinstance(kind, SubwordTokenizer) else "json"}'
-    assert load_tokenizer(tmp_path / 'tokens.v1') == kind
+@pytest.mark.parametrize('tokenizer', [*ALL, CharacterTokenizer('\n\r"\\aé\u2028\U0001f600')])
+def test_a_saved_tokenizer_is_loaded(tokenizer, tmp_path):
+    path = save_tokenizer(tokenizer, tmp_path / 'tokens.v1')
+    assert path == tmp_path / f'tokens.v1.{"model" if isinstance(tokenizer, SubwordTokenizer) else "json"}'
+    assert load_tokenizer(tmp_path / 'tokens.v1') == tokenizer
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-def test_files_that_are_no_vocabulary(tmp_path):
+def test_files_that_are_not_a_tokenizer_are_refused(tmp_path):
     with pytest.raises(UserError, match=r'tokens: no such vocabulary, \.json or \.model'):
         load_tokenizer(tmp_path / 'tokens')
     bad = [{'kind': 'words'}, {'kind': 'bytes'}, [], {'kind': 'characters', 'documents': False, 'characters': 'ba'}]

@@ -1,3 +1,5 @@
+"""Vocabularies: encoding, decoding, word spans, files and errors."""
+
 import os
 import subprocess
 import sys
@@ -31,12 +33,13 @@ KINDS = ('words', 'subwords')
 
 @pytest.fixture(scope='module', params=KINDS)
 def small(request):
+    """A vocabulary of a few lines."""
     return build_vocabulary(request.param, LINES, 320, 'fr')
 
 
 @pytest.fixture(scope='module')
 def real(shared):
-    """Vocabularies of the training split with the validation lines of their side."""
+    """(vocabulary of the training split, validation lines) for each language and kind."""
     folder = shared('multi30k')
     train, valid = load_multi30k('train', folder), load_multi30k('valid', folder)
     sides = (('en', train.source, valid.source), ('fr', train.target, valid.target))
@@ -45,7 +48,7 @@ def real(shared):
     ]
 
 
-def test_words_by_frequency_then_alphabet():
+def test_words_are_ordered_by_frequency_then_code_points():
     vocabulary = build_vocabulary('words', ['b a c é z', 'c é Z b b'], 9, 'fr')
     assert vocabulary.tokens == ('<pad>', '<unk>', '<s>', '</s>', 'b', 'c', 'é', 'Z', 'a')
     assert vocabulary.size == 9
@@ -64,11 +67,11 @@ def test_words_of_the_training_split(real):
         assert [i == UNK for i in vocabulary.encode(line)] == [word not in known for word in words]
 
 
-def test_words_that_training_lacks_are_named(small, caplog):
+def test_unknown_words_are_named_in_a_warning(small, caplog):
     lines = ["L'homme a vu 日本.", 'Une ñandou boit.', 'É日 日本']
     assert [small.unknown_words(line) for line in lines] == [['日本'], ['ñandou'], ['É日', '日本']]
     warn_of_unknown_words(small, lines)
-    assert caplog.messages == ['unknown to the model, as its training text lacks them: 日本, ñandou, É日']
+    assert caplog.messages == ['unknown words, not in the training text of the model: 日本, ñandou, É日']
     warn_of_unknown_words(small, LINES)
     assert len(caplog.messages) == 1
     warn_of_unknown_words(small, ['日' * count for count in range(1, 31)])
@@ -78,12 +81,12 @@ def test_words_that_training_lacks_are_named(small, caplog):
 
 @given(text=st.text(st.characters(exclude_categories=['Cs']), max_size=20))
 @settings(max_examples=50, derandomize=True, deadline=None)
-def test_every_text_has_words_that_are_known_or_not(small, text):
+def test_each_word_of_any_text_is_known_or_unknown(small, text):
     assert set(small.unknown_words(text)) <= set(map(strip_spacing_mark, tokenise(normalise(text, 'fr'))))
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_the_same_everywhere(kind):
+def test_a_vocabulary_is_the_same_in_every_process(kind):
     code = (
         'import hashlib, sys; from attnlab.data.vocabulary import build_vocabulary;'
         f'v = build_vocabulary({kind!r}, {LINES!r}, 320, "fr");'
@@ -118,7 +121,7 @@ def test_special_ids(small):
     assert small.words([]) == []
 
 
-def test_labels_are_readable(small):
+def test_pieces_are_readable(small):
     ids = small.encode("L'homme ?")
     mark = '▁' if small.kind == 'subwords' else ''
     assert small.pieces(ids) == [mark + "L'", mark + 'homme', mark + '?']
@@ -126,7 +129,7 @@ def test_labels_are_readable(small):
 
 @pytest.mark.parametrize('wrong', [-1, 320, 10**9])
 @pytest.mark.parametrize('method', ['decode', 'pieces', 'words'])
-def test_ids_outside_of_the_table_raise(small, method, wrong):
+def test_ids_outside_the_vocabulary_are_refused(small, method, wrong):
     with pytest.raises(ValueError, match=rf'id {wrong} is outside of the vocabulary: expected 0 to {small.size - 1}'):
         getattr(small, method)([4, wrong])
     with pytest.raises(ValueError, match=rf'id {wrong} is'):
@@ -144,16 +147,16 @@ def test_look_alikes_have_the_same_ids(small):
     assert small.encode_batch(["L'été, Où?", 'mer', '']) == [plain, small.encode('mer'), []]
 
 
-def test_every_real_line_comes_back(real):
-    """Sub-words give each line of the validation split back, and its words; so do words where all are known."""
+def test_decoding_restores_every_real_line(real):
+    """Sub-words restore each line of the validation split and its words; words do so if all are known."""
     for vocabulary, lines in real:
         exact = 0
         for line, ids in zip(lines, vocabulary.encode_batch(lines), strict=True):
-            once = normalise(line, vocabulary.language)
-            words = [strip_spacing_mark(word) for word in tokenise(once)]
+            normalised = normalise(line, vocabulary.language)
+            words = [strip_spacing_mark(word) for word in tokenise(normalised)]
             if vocabulary.kind == 'subwords' or UNK not in ids:
                 exact += 1
-                assert vocabulary.decode([*ids, EOS]) == once
+                assert vocabulary.decode([*ids, EOS]) == normalised
                 assert [label for label, _, _ in vocabulary.words([*ids, EOS])] == [*words, '</s>']
             assert len(vocabulary.pieces(ids)) == len(ids)
             assert ids == vocabulary.encode(line)
@@ -163,25 +166,25 @@ def test_every_real_line_comes_back(real):
 SUBWORDS = build_vocabulary('subwords', LINES, 320, 'fr')
 
 
-FAVOURED = st.sampled_from('aé l\'".?▁<>/s\ufdd0' + JOIN_MARK + SPACE_MARK)
+FREQUENT = st.sampled_from('aé l\'".?▁<>/s\ufdd0' + JOIN_MARK + SPACE_MARK)
 
 
 @example('▁a▁ ▁ \ufdd0')
-@given(st.text(st.one_of(FAVOURED, st.characters(exclude_categories=['Cs']))))
+@given(st.text(st.one_of(FREQUENT, st.characters(exclude_categories=['Cs']))))
 @settings(max_examples=300, derandomize=True, deadline=None)
-def test_subwords_give_any_text_back(text):
-    once = normalise(text, 'fr')
+def test_subwords_restore_any_text(text):
+    normalised = normalise(text, 'fr')
     ids = SUBWORDS.encode(text)
     assert min(ids, default=4) > EOS
-    assert SUBWORDS.decode(ids) == once
-    assert [label for label, _, _ in SUBWORDS.words(ids)] == [strip_spacing_mark(word) for word in tokenise(once)]
+    assert SUBWORDS.decode(ids) == normalised
+    assert [label for label, _, _ in SUBWORDS.words(ids)] == [strip_spacing_mark(word) for word in tokenise(normalised)]
 
 
 @given(st.lists(st.integers(0, SUBWORDS.size - 1)))
 @example([UNK, *[SUBWORDS.tokens.index('▁')] * 3])
 @example([BOS, SUBWORDS.tokens.index('h'), EOS, SUBWORDS.tokens.index('h')])
 @settings(max_examples=300, derandomize=True, deadline=None)
-def test_whatever_a_model_writes_is_text(ids):
+def test_any_ids_decode_to_text(ids):
     assert isinstance(SUBWORDS.decode(ids), str)
     spans = SUBWORDS.words(ids)
     assert [0] * bool(ids) + [stop for _, _, stop in spans] == [start for _, start, _ in spans] + [len(ids)] * bool(ids)
@@ -190,7 +193,7 @@ def test_whatever_a_model_writes_is_text(ids):
     assert len(SUBWORDS.pieces(ids)) == len(ids)
 
 
-def test_save_and_load(small, tmp_path):
+def test_a_saved_vocabulary_is_loaded(small, tmp_path):
     path = save_vocabulary(small, tmp_path / 'source.v1')
     assert path == tmp_path / ('source.v1.txt' if small.kind == 'words' else 'source.v1.model')
     loaded = load_vocabulary(tmp_path / 'source.v1')
@@ -198,7 +201,7 @@ def test_save_and_load(small, tmp_path):
     assert loaded.encode(LINES[1]) == small.encode(LINES[1])
 
 
-def test_the_file_of_words_is_one_word_a_line(tmp_path):
+def test_the_file_of_words_has_one_word_a_line(tmp_path):
     odd = ['#', '"', '\\', "'", '""', 'words', 'é', JOIN_MARK + JOIN_MARK, '▁', '<pad>x', '\U0001f600']
     vocabulary = Vocabulary('words', 'en', SPECIAL_TOKENS + tuple(odd))
     save_vocabulary(vocabulary, tmp_path / 'a')
@@ -206,7 +209,7 @@ def test_the_file_of_words_is_one_word_a_line(tmp_path):
     assert load_vocabulary(tmp_path / 'a') == vocabulary
 
 
-def test_sentencepiece_itself_reads_the_file(tmp_path):
+def test_sentencepiece_reads_the_saved_model(tmp_path):
     import sentencepiece
 
     path = save_vocabulary(SUBWORDS, tmp_path / 'a')
@@ -224,12 +227,12 @@ def test_sentencepiece_itself_reads_the_file(tmp_path):
     ('subwords', [], 1000, 'fr', 'no text'),
     ('words', LINES, 100, 'xx', "language 'xx'"),
 ])  # fmt: skip
-def test_what_cannot_be_built(kind, lines, size, language, message):
+def test_wrong_arguments_of_build_are_refused(kind, lines, size, language, message):
     with pytest.raises(UserError, match=message):
         build_vocabulary(kind, lines, size, language)
 
 
-def test_files_that_are_no_vocabulary(tmp_path):
+def test_files_that_are_not_a_vocabulary_are_refused(tmp_path):
     with pytest.raises(UserError, match=r'target: no such vocabulary, \.txt or \.model'):
         load_vocabulary(tmp_path / 'target')
     for data in (b'', b'a\nb\n', b'words\n'):
@@ -242,8 +245,8 @@ def test_files_that_are_no_vocabulary(tmp_path):
             load_vocabulary(tmp_path / 'b')
 
 
-def test_long_lines_are_learnt_from_too(capfd):
-    """sentencepiece skips lines of more than 4,192 bytes unless told otherwise, and talks on stderr."""
+def test_subwords_are_learned_from_long_lines_too(capfd):
+    """By default sentencepiece skips lines of more than 4,192 bytes, and writes to stderr."""
     vocabulary = build_vocabulary('subwords', ['abracadabra ' * 1000], 300, 'en')
     assert vocabulary.pieces(vocabulary.encode('abracadabra')) == ['▁abracadabra']
     assert capfd.readouterr() == ('', '')

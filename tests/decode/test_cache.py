@@ -33,8 +33,8 @@ MODELS = {
     'alibi, sinks': made('alibi', sinks=True),
     'relative, parallel': made('relative', parallel=True),
     'sinusoidal, post': made('sinusoidal', order='post', mlp='relu'),
-    'experts': made('learned', experts=4, active=2),
-    'convolution': made(mixer='convolution', taps=3, scan=False),
+    'experts': made('learned', experts=4, experts_per_token=2),
+    'convolution': made(mixer='convolution', kernel_size=3, scan=False),
     'gru': made(mixer='gru'),
     'lstm': made(mixer='lstm'),
 }

@@ -41,7 +41,7 @@ CASES = {
     'gru': layer(RecurrentLayer('gru', D), X, REAL),
     'lstm with starts': layer(RecurrentLayer('lstm', D), X, REAL, None, REAL),
     'language, gru': language(mixer='gru'),
-    'language, experts': language(experts=2, active=1),
+    'language, experts': language(experts=2, experts_per_token=1),
     'translation': layer(RecurrentSeq2Seq(7, 7, RecurrentConfig(embedding=4, hidden=6)), BOTH, TOKENS),
 }
 

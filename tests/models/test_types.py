@@ -55,7 +55,7 @@ LANGUAGE = {
     'alibi': language('alibi'),
     'rms': language('rotary', qk_norm='rms', norm='rms', sinks=True, use_bias=False),
     'l2': language(qk_norm='l2', kv_heads=1),
-    'experts': language(experts=2, active=1, shared_expert=True, mlp='swiglu'),
+    'experts': language(experts=2, experts_per_token=1, shared_expert=True, mlp='swiglu'),
     'convolution': language(mixer='convolution'),
     'gru': language(mixer='gru'),
     'lstm': language(mixer='lstm'),

@@ -197,7 +197,7 @@ def test_the_compact_transformer_has_as_many_parameters_as_published():
 
 
 @pytest.mark.parametrize('change', [
-    {'experts': 2, 'active': 2}, {'order': 'post', 'norm': 'rms'}, {'parallel': True, 'qk_norm': 'rms'},
+    {'experts': 2, 'experts_per_token': 2}, {'order': 'post', 'norm': 'rms'}, {'parallel': True, 'qk_norm': 'rms'},
     {'mlp': 'swiglu', 'kv_heads': 1, 'sinks': True},
 ], ids=str)  # fmt: skip
 def test_variants_of_blocks(change):

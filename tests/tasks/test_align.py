@@ -171,7 +171,7 @@ def test_unknown_words_are_marked_and_logged(recurrent_run, capsys, caplog):
     screen = capsys.readouterr().err
     assert '╭ le <unk>\n' in screen and '╭ café <unk>\n' in screen and '╭ the\n' in screen
     assert [line for line in caplog.messages if 'café' in line] == [
-        'unknown to the model, as its training text lacks them: le, café'
+        'unknown words, not in the training text of the model: le, café'
     ]
     picture = next(line for line in screen.splitlines() if '.png' in line).split('  ')[0]
     columns = heatmap.load_alignment(picture.removesuffix('.png') + '.npz')[2]

@@ -89,7 +89,7 @@ CHANGES = [
     *[({'model__positions': name}, {}) for name in ('sinusoidal', 'rotary', 'alibi', 'relative', 'none')],
     ({'model__positions': 'rotary', 'model__rotary_base': 10}, {'model__positions': 'rotary'}),
     *[({'model__mixer': name}, {}) for name in ('convolution', 'gru')],
-    ({'model__mixer': 'convolution', 'model__taps': 2}, {'model__mixer': 'convolution'}),
+    ({'model__mixer': 'convolution', 'model__kernel_size': 2}, {'model__mixer': 'convolution'}),
     ({'model__qk_norm': 'rms'}, {}), ({'model__order': 'post'}, {}), ({'model__mlp': 'swiglu'}, {}),
     ({'model__kv_heads': 1}, {}), ({'model__head_width': 4}, {}), ({'model__sinks': 'true'}, {}),
     ({'model__window': 3}, {}), ({'model__norm': 'rms'}, {}), ({'model__parallel': 'true'}, {}),
@@ -101,7 +101,7 @@ CHANGES = [
 EXPERTS = {'model__experts': 4}
 CHANGES += [
     (EXPERTS | {name: value}, EXPERTS) for name, value in (
-        ('model__active', 1), ('model__capacity_factor', 0.5), ('model__shared_expert', 'true'),
+        ('model__experts_per_token', 1), ('model__capacity_factor', 0.5), ('model__shared_expert', 'true'),
         ('model__load_balance', 1.0), ('model__router_z', 1.0),
     )
 ]  # fmt: skip
@@ -295,12 +295,13 @@ INVALID = [
     ('model.implementation=foo', "model.implementation is 'foo'; expected 'auto', 'ring'"),
     ('model.positions=foo', "model.positions is 'foo'; expected 'learned', 'sinusoidal'"),
     ('model.positions=alibi model.mixer=gru', "model: positions is 'alibi', which acts in attention, but"),
-    ('model.experts=2 model.active=3', 'model: active is 3; expected 1 to 2, the number of experts'),
+    ('model.experts=2 model.experts_per_token=3',
+     'model: experts_per_token is 3; expected 1 to 2, the number of experts'),
     ('model.parallel=true model.order=post', "model: parallel blocks have order 'pre'"),
     ('model.layers=0', 'model.layers is 0; expected 1 or more'),
     ('data.name=text', "data.name is 'text'; expected 'shakespeare', 'file' or 'grammar'"),
     ('data.name=file', 'data.path is empty; expected a path: --config.data.path=FILE'),
-    ('data.name=grammar', "data.documents is ''; a sentence of the grammar is one, expected 'lines'"),
+    ('data.name=grammar', "data.documents is ''; expected 'lines'"),
     ('data.vocabulary=words', "data.vocabulary is 'words'; expected 'characters', 'bytes' or 'subwords'"),
     ('data.vocabulary=subwords', 'data.vocabulary_size is 0 for subwords; expected a size'),
     ('data.vocabulary_size=9', 'data.vocabulary_size is 9 for characters; expected a size for subwords and 0'),
@@ -324,7 +325,7 @@ def test_invalid_values_are_refused_before_anything_is_written(
 
 def test_values_that_do_not_fit_the_text_are_refused_before_anything_is_written(tmp_path):
     for changes, message in (
-        ({'data__documents': 'zz'}, "documents by 'zz'; expected lines, paragraphs or a string that stands between"),
+        ({'data__documents': 'zz'}, "documents by 'zz'; expected lines, paragraphs or a string that separates them"),
         ({'model__context': 5000}, r'model.context is 5000; expected at most \d+, the tokens of the training text'),
         ({'data__share': 0.0001}, 'characters cannot be divided at 0.0001 into two texts'),
     ):

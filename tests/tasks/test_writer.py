@@ -73,7 +73,7 @@ def test_unknown_words_of_a_prompt_are_logged(caplog):
         'subwords', [SourceText(line, 'lines') for line in LINES], 300, documents=True
     )
     generation.encode_prompt(vocabulary, 'the cät sees\n日本 the cat', True)
-    assert caplog.messages == ['unknown to the model, as its training text lacks them: cät, 日本']
+    assert caplog.messages == ['unknown words, not in the training text of the model: cät, 日本']
 
 
 @pytest.mark.parametrize('documents', [True, False])
@@ -87,7 +87,7 @@ def test_prompt_of_invisible_characters_is_refused_as_empty(documents):
 
 REFUSED = [
     ([], 'the prompt is empty; expected some text to continue'),
-    (['--prompt=the cät'], "prompt, line 1: character 'ä' (U+00E4) is none of the 23 of the training text"),
+    (['--prompt=the cät'], "prompt, line 1: character 'ä' (U+00E4) is not one of the 23 of the training text"),
     (['--prompt=x', '--tokens=0'], 'tokens is 0; expected at least 1'),
     (['--prompt=the', '--tokens=0'], 'tokens is 0; expected at least 1'),
     (['--prompt=the', '--samples=0'], 'samples is 0; expected at least 1'),

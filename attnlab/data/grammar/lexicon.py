@@ -1,8 +1,7 @@
-"""The words: one French word for every sense of an English word, one gender for every noun.
+"""The vocabulary of the grammar: one French word for every sense of an English word, one gender for every noun.
 
-The tables are written for a reader: one entry a line or less, irregular forms spelled out, regular ones left to the
-rules of `plural` and `feminine`.  A class letter says what a thing is, so that verbs and adjectives find sensible
-company:
+Irregular forms are listed in the tables; regular ones follow from `plural` and the code that parses the tables.
+Letters are semantic classes of nouns, which decide what verbs and adjectives a noun may occur with:
 
 p person, a animal, t thing one carries, x text, c clothing, v vehicle, b building or place, n part of a building or
 of the landscape, f food one counts, m food one does not count, d drink, i institution;
@@ -20,56 +19,62 @@ AN_SILENT = frozenset(('honest',))  # an, although they begin with a consonant l
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Noun:
+    """A noun of both languages; `classes` are the letters of its semantic classes, the main one first."""
     english: tuple[str, str]  # singular, plural
-    french: tuple[str, str]
+    french: tuple[str, str]  # singular, plural
     feminine: bool
     classes: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adjective:
+    """An adjective of both languages; `classes` are those of the nouns that it may describe."""
     english: str
     french: tuple[str, str, str, str]  # masculine singular, plural, feminine singular, plural
-    liaison: str  # masculine singular before a vowel: vieil, bel, nouvel
-    before: bool  # stands before its noun in French
+    liaison: str  # masculine singular before a vowel, as in vieil, bel, nouvel
+    before: bool  # precedes its noun in French
     classes: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verb:
+    """A verb of both languages, and the classes of its subjects and objects."""
     english: tuple[str, str, str]  # base, third person singular, past
-    particle: str  # 'for' of "wait for"
+    particle: str  # as 'for' in "wait for"; '' for none
     french: tuple[str, str, str, str]  # present: je, il, nous, ils
     participle: str
     être: bool  # passé composé with être
     à: bool  # takes its object with à
-    past: bool  # whether the English past is one French passé composé, and not also the present
-    generic: bool  # takes no indefinite objects: "loves dogs" would be "aime les chiens"
-    subjects: str
-    objects: str  # classes; empty: intransitive
+    past: bool  # has a past: its English past is not also its present, and is always the French passé composé
+    generic: bool  # takes no indefinite objects, because "loves dogs" would be "aime les chiens"
+    subjects: str  # classes
+    objects: str  # classes; '' for an intransitive verb
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Modifier:
-    """A noun before a noun: `kitchen` of "kitchen table", French `cuisine` after de."""
+    """A noun that modifies another one, as `kitchen` in "kitchen table"; in French, `cuisine` after de.
+
+    heads: the English nouns that it may modify.
+    """
     english: str
     french: str
     heads: tuple[str, ...]
 
 
 def begins_with_vowel(word: str) -> bool:
-    """Whether le, de, que... elide before the French word: a vowel or a mute h, not an aspirated one."""
+    """Whether le, de, que... are elided before the French word: it begins with a vowel or a mute h."""
     return word[0] in VOWELS or word[0] == 'h' and word not in ASPIRATED
 
 
-def article(word: str) -> str:
-    """a or an, by the sound of the English word that follows."""
-    vowel = word[0] in 'aeiouAEIOU' and word not in AN_EXCEPTIONS or word in AN_SILENT
-    return 'an' if vowel else 'a'
+def indefinite_article(word: str) -> str:
+    """Return the English indefinite article, a or an, by the sound of the word that follows."""
+    vowel_sound = word[0] in 'aeiouAEIOU' and word not in AN_EXCEPTIONS or word in AN_SILENT
+    return 'an' if vowel_sound else 'a'
 
 
 def plural(french: str) -> str:
-    """The regular French plural, -eau/-eaux and -al/-aux included."""
+    """Return the regular plural of a French word, including -eau/-eaux and -al/-aux."""
     if french[-1] in 'sxz':
         return french
     if french.endswith('eau'):
@@ -84,19 +89,21 @@ def _english_plural(noun: str) -> str:
 
 
 def _nouns(classes: str, table: str) -> list[Noun]:
-    """`english[/plural] french[/plural] gender[+classes]`, separated by commas."""
+    """Parse a table of nouns: `english[/plural] french[/plural] gender[+classes]`, separated by commas."""
     nouns = []
     for entry in filter(None, map(str.strip, table.split(','))):
         english, french, gender = entry.split()
-        gender, _, more = gender.partition('+')
-        one, _, many = english.partition('/')
-        un, _, des = french.partition('/')
-        nouns.append(Noun((one, many or _english_plural(one)), (un, des or plural(un)), gender == 'f', classes + more))
+        gender, _, more_classes = gender.partition('+')
+        singular, _, plural_form = english.partition('/')
+        french_singular, _, french_plural = french.partition('/')
+        nouns.append(Noun(
+            (singular, plural_form or _english_plural(singular)),
+            (french_singular, french_plural or plural(french_singular)), gender == 'f', classes + more_classes))
     return nouns
 
 
 def _adjectives(classes: str, table: str, before: bool = False) -> list[Adjective]:
-    """`english masculine[/feminine[/liaison]]`, separated by commas; `=` for an invariable one."""
+    """Parse a table of adjectives: `english masculine[/feminine[/liaison]]`, separated by commas; `=`: invariable."""
     adjectives = []
     for entry in filter(None, map(str.strip, table.split(','))):
         english, forms = entry.split()
@@ -110,16 +117,16 @@ def _adjectives(classes: str, table: str, before: bool = False) -> list[Adjectiv
 
 
 def _verbs(table: str) -> tuple[Verb, ...]:
-    """`base sees saw [particle] | je il nous ils participle | subjects objects | flags`, one a line.
+    """Parse a table of verbs, one a line: `base third past [particle] | je il nous ils participle | classes | flags`.
 
-    Flags: e être, a takes à, g generic, n no past.
+    classes: those of subjects and objects.  flags: e être, a takes à, g generic, n no past.
     """
     verbs = []
     for line in filter(None, map(str.strip, table.splitlines())):
-        english, french, company, flags = (part.strip() for part in line.split('|'))
+        english, french, classes, flags = (part.strip() for part in line.split('|'))
         base, third, past, *particle = english.split()
         je, il, nous, ils, participle = french.split()
-        subjects, *objects = company.split()
+        subjects, *objects = classes.split()
         verbs.append(Verb((base, third, past), ''.join(particle), (je, il, nous, ils), participle, 'e' in flags,
                           'a' in flags, 'n' not in flags, 'g' in flags, subjects, ''.join(objects)))
     return tuple(verbs)
@@ -159,7 +166,7 @@ NOUNS = (
 INSTITUTIONS = (*_nouns('i', '''Area zone f, Union union f, Commission commission f, Community communauté f,
     Council conseil m, Court cour f, Agency agence f, Committee comité m, Bank banque f'''),)
 
-MASS = 'md'
+MASS = 'md'  # classes of uncountable nouns
 ADJECTIVES = (
     *_adjectives('patxcvbn', 'small petit, beautiful beau/belle/bel, old vieux/vieille/vieil', before=True),
     *_adjectives('atcvbn', 'big grand', before=True),
@@ -290,21 +297,27 @@ DOMAIN_NOUNS = tuple(Modifier(english, french, ()) for english, french in (
     ('Security', 'sécurité'), ('Defence', 'défense'), ('Health', 'santé'), ('Peace', 'paix'),
     ('Development', 'développement'), ('Research', 'recherche'), ('Justice', 'justice')))
 
-NAMES = {'Paul': False, 'Simon': False, 'Arthur': False, 'Marie': True, 'Anne': True, 'Alice': True}  # feminine?
+# Names, and whether they are feminine.
+NAMES = {'Paul': False, 'Simon': False, 'Arthur': False, 'Marie': True, 'Anne': True, 'Alice': True}
 NUMBERS = {'two': 'deux', 'three': 'trois', 'four': 'quatre'}
 POSSESSIVES = {'my': ('mon', 'ma', 'mes'), 'his': ('son', 'sa', 'ses'), 'her': ('son', 'sa', 'ses'),
                'our': ('notre', 'notre', 'nos')}
 ADVERBS = {'often': 'souvent', 'always': 'toujours', 'rarely': 'rarement', 'sometimes': 'parfois'}
 DEGREES = {'very': 'très', 'too': 'trop'}
 CONJUNCTIONS = {'and': ('et',), 'but': ('mais',), 'because': ('parce', 'que'), 'when': ('quand',), 'if': ('si',)}
+# Prepositions: the French one, and the classes of the nouns that may follow.
 PREPOSITIONS = {'in': ('dans', 'w'), 'near': ('près', 'bn'), 'behind': ('derrière', 'bn'), 'under': ('sous', 's'),
-                'on': ('sur', 's'), 'with': ('avec', 'p'), 'in front of': ('devant', 'bn')}  # French, what may follow
-PARTS = {'door': 'h', 'window': 'h', 'wall': 'h', 'roof': 'h', 'key': 'h', 'story': 'p', 'president': 'i'}  # of what
+                'on': ('sur', 's'), 'with': ('avec', 'p'), 'in front of': ('devant', 'bn')}
+# Parts, with the classes of the wholes that they may belong to.
+PARTS = {'door': 'h', 'window': 'h', 'wall': 'h', 'roof': 'h', 'key': 'h', 'story': 'p', 'president': 'i'}
+# Nouns without a possessive or an owner: "my girl" would be ma fille, which is "my daughter".
 UNOWNED = frozenset('''man woman boy girl prince princess actress waiter nurse hero writer minister journalist soldier
     judge president engineer wolf fox bear owl elephant forest station mountain road market city hospital museum tree
-    theatre'''.split())  # "my girl" would be ma fille, my daughter
+    theatre'''.split())
+# Adjectives that a noun does not occur with: belle-mère is a mother-in-law, bonhomme a fellow; a high tree is grand.
 CLASHES = frozenset((
     ('beautiful', 'mother'), ('beautiful', 'father'), ('beautiful', 'sister'), ('beautiful', 'brother'),
-    ('good', 'man'), ('high', 'road'), ('high', 'tree'), ('high', 'door')))  # belle mère, bonhomme; grand arbre
+    ('good', 'man'), ('high', 'road'), ('high', 'tree'), ('high', 'door')))
+# Adjectives that take no degree (very, too).
 UNGRADED = frozenset('''medieval national royal public central secret official delicious useful white black grey brown
-    red green blue yellow orange'''.split())  # not very
+    red green blue yellow orange'''.split())

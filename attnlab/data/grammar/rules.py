@@ -1,8 +1,7 @@
 """From the structure of a sentence to its English, its French and the links between them.
 
-Every rule writes its English words onto `english` and returns its French words, which point at the English by index;
-so a rule reads like the sentence it makes.  `joined` then elides and contracts the French: le homme, l'homme;
-de le roi, du roi.
+Each `write_` function appends the English words of its part to `english` and returns the French words, which refer to
+English words by index.  `elide_and_contract` then joins French words: le homme becomes l'homme, de le roi du roi.
 """
 
 from dataclasses import dataclass
@@ -13,7 +12,11 @@ from attnlab.data.grammar.lexicon import Adjective, Modifier, Noun, Verb, begins
 
 
 class Word(NamedTuple):
-    """One French word: the English word it is surely linked to (-1: none), and the possible ones."""
+    """One French word with its links.
+
+    sure: the index of the English word of its sure link, -1 for none.  possible: those of its other possible links.
+    inverted: it is an adjective that precedes its noun in English and follows it in French.
+    """
     text: str
     sure: int
     possible: tuple[int, ...] = ()
@@ -22,7 +25,7 @@ class Word(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """A noun phrase.  Adjectives stand in English order; a pair of adjectives is joined by and."""
+    """A noun phrase.  Adjectives are in English order; a pair of adjectives is joined by and."""
     noun: Noun
     determiner: str = 'the'  # the, a, some, this, bare, a possessive, a number
     plural: bool = False
@@ -30,53 +33,61 @@ class Phrase:
     modifier: Modifier | None = None
     nations: bool = False  # "United Nations" before an institution
     owner: 'Phrase | Name | None' = None  # with 's, in place of the determiner
-    of: 'Phrase | None' = None
-    relative: 'Clause | None' = None  # its subject is None, or its object is GAP
+    of: 'Phrase | None' = None  # the whole that the noun is a part of
+    relative: 'Clause | None' = None  # its subject is None, or its object is a Gap
 
     @property
     def agreement(self) -> tuple[int, bool, bool]:
+        """(person, plural, feminine)."""
         return 3, self.plural, self.noun.feminine
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
+    """A given name."""
     text: str
 
     @property
     def agreement(self) -> tuple[int, bool, bool]:
+        """(person, plural, feminine)."""
         return 3, False, lexicon.NAMES[self.text]
 
 
 @dataclass(frozen=True, slots=True)
 class Pronoun:
-    """English object form: me, him, her, us, them; as a subject it is I, he, she, we."""
+    """A pronoun by its English object form: me, him, her, us, them; as a subject it is written I, he, she, we."""
     english: str
 
     @property
     def agreement(self) -> tuple[int, bool, bool]:
+        """(person, plural, feminine)."""
         return PERSONS[self.english]
 
 
 @dataclass(frozen=True, slots=True)
 class Both:
+    """Two noun phrases joined by and."""
     first: 'Phrase | Name'
     second: 'Phrase | Name'
 
     @property
     def agreement(self) -> tuple[int, bool, bool]:
-        """The masculine wins."""
+        """(person, plural, feminine); the masculine prevails."""
         return 3, True, self.first.agreement[2] and self.second.agreement[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The object that a relative pronoun stands for."""
-    agreement: tuple[int, bool, bool]
+    """The missing object of a relative clause, which the relative pronoun replaces."""
+    agreement: tuple[int, bool, bool]  # person, plural, feminine
 
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """Subject, verb, object, to a recipient, at a place.  No subject: that of the clause before, or of the relative."""
+    """A clause: subject, verb, object, recipient and place.
+
+    Without a subject, it has that of the clause before or, if it is a relative clause, the noun that it describes.
+    """
     subject: 'Phrase | Name | Pronoun | Both | None'
     verb: Verb | None  # None: the copula, with `quality`
     object: 'Phrase | Name | Pronoun | Both | Gap | None' = None
@@ -85,12 +96,13 @@ class Clause:
     adverb: str = ''
     recipient: 'Phrase | Name | Pronoun | None' = None
     place: 'tuple[str, Phrase | Name] | None' = None
-    quality: Adjective | None = None
-    degree: str = ''
+    quality: Adjective | None = None  # predicate of the copula
+    degree: str = ''  # very, too, before the quality
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
+    """The structure of a sentence."""
     clauses: tuple[Clause, ...]
     conjunctions: tuple[str, ...] = ()  # one fewer than clauses
 
@@ -106,9 +118,9 @@ ELIDED = {'le': "l'", 'la': "l'", 'de': "d'", 'ne': "n'", 'que': "qu'", 'je': "j
 CONTRACTED = {('de', 'le'): 'du', ('de', 'les'): 'des', ('à', 'le'): 'au', ('à', 'les'): 'aux'}
 
 
-def joined(words: list[Word]) -> list[Word]:
-    """Elides before a vowel, then contracts; a contraction carries the preposition's sure link, if it has one."""
-    out: list[Word] = []
+def elide_and_contract(words: list[Word]) -> list[Word]:
+    """Elide before vowels, and contract preposition and article; the preposition's sure link comes first."""
+    joined: list[Word] = []
     following = '.'
     for word in reversed(words):
         text = word.text
@@ -117,22 +129,22 @@ def joined(words: list[Word]) -> list[Word]:
         elif text == 'si' and following == 'il':
             word = word._replace(text="s'")
         elif (text, following) in CONTRACTED:
-            article = out.pop()
+            article = joined.pop()
             sure = word.sure if word.sure >= 0 else article.sure
             word = Word(CONTRACTED[text, following], sure, word.possible + article.possible + (word.sure, article.sure))
         following = word.text
-        out.append(word)
-    return out[::-1]
+        joined.append(word)
+    return joined[::-1]
 
 
-def add(english: list[str], word: str) -> int:
-    """Writes one English word; returns its index."""
+def append_word(english: list[str], word: str) -> int:
+    """Append one English word and return its index."""
     english.append(word)
     return len(english) - 1
 
 
-def determiner(name: str, feminine: bool, plural: bool, following: str, at: int) -> Word:
-    """The French article or possessive before the word `following`, surely linked to `at`."""
+def french_determiner(name: str, feminine: bool, plural: bool, following: str, sure: int) -> Word:
+    """Return the French article, possessive or number before the word `following`; `sure`: index of its sure link."""
     vowel = begins_with_vowel(following)
     match name:
         case 'the':
@@ -145,101 +157,106 @@ def determiner(name: str, feminine: bool, plural: bool, following: str, at: int)
             text = lexicon.POSSESSIVES[name][2 if plural else feminine and not vowel]
         case _:
             text = lexicon.NUMBERS[name]
-    return Word(text, at)
+    return Word(text, sure)
 
 
 def adjective_form(adjective: Adjective, feminine: bool, plural: bool, following: str) -> str:
+    """Return the French form of an adjective before the word `following`."""
     if not feminine and not plural and begins_with_vowel(following):
         return adjective.liaison
     return adjective.french[2 * feminine + plural]
 
 
-def noun_phrase(english: list[str], phrase: 'Phrase | Name | Both', negated: bool = False) -> list[Word]:
-    """`negated`: the direct object of a negated verb, whose indefinite article is de."""
+def write_noun_phrase(english: list[str], phrase: 'Phrase | Name | Both', negated: bool = False) -> list[Word]:
+    """Write a noun phrase.  negated: it is the direct object of a negated verb, so its indefinite article is de."""
     match phrase:
         case Name(text):
-            return [Word(text, add(english, text))]
+            return [Word(text, append_word(english, text))]
         case Both(first, second):
-            words = noun_phrase(english, first)
-            words.append(Word('et', add(english, 'and')))
-            return words + noun_phrase(english, second)
+            words = write_noun_phrase(english, first)
+            words.append(Word('et', append_word(english, 'and')))
+            return words + write_noun_phrase(english, second)
         case Phrase():
-            words = simple_phrase(english, phrase, negated)
+            words = write_simple_phrase(english, phrase, negated)
         case _:
             raise TypeError(f'not a noun phrase: {phrase!r}')
     if phrase.relative:
         gap = isinstance(phrase.relative.object, Gap)
         who = 'who' if phrase.noun.classes[0] == 'p' and not gap else 'that'
-        words.append(Word('que' if gap else 'qui', add(english, who)))
-        words += clause(english, phrase.relative, phrase.agreement)
+        words.append(Word('que' if gap else 'qui', append_word(english, who)))
+        words += write_clause(english, phrase.relative, phrase.agreement)
     return words
 
 
-def simple_phrase(english: list[str], phrase: Phrase, negated: bool) -> list[Word]:
-    """English: determiner or owner's, adjectives, modifier, noun, of a whole.
+def write_simple_phrase(english: list[str], phrase: Phrase, negated: bool) -> list[Word]:
+    """Write a noun phrase without its relative clause.
 
-    French: determiner, the few adjectives before, noun, de modifier, the others from the last, de owner or whole.
+    English: determiner or owner's, adjectives, modifier, noun, of whole.  French: determiner, the few adjectives that
+    precede, noun, de modifier, the other adjectives from the last to the first, de owner or whole.
     """
     noun, plural, feminine, modifier = phrase.noun, phrase.plural, phrase.noun.feminine, phrase.modifier
     start = len(english)
-    behind = opening(english, phrase)
-    mark = len(english) - 1
+    suffix = write_determiner_or_owner(english, phrase)  # French words at the end of the phrase
+    possessive = len(english) - 1  # index of 's, if there is an owner
     united = len(english)
     if phrase.nations:
         english += ['United', 'Nations']
-        behind = [Word('de', -1, (united, united + 1)), Word('les', -1, (united, united + 1)),
+        suffix = [Word('de', -1, (united, united + 1)), Word('les', -1, (united, united + 1)),
                   Word('Nations', united + 1), Word('unies', united, (), True)]
-    places, joint = described(english, phrase.adjectives)
-    modified = add(english, modifier.english) if modifier else -1
-    head = add(english, noun.english[plural])
+    indexed, conjunction = write_adjectives(english, phrase.adjectives)
+    modifier_index = append_word(english, modifier.english) if modifier else -1
+    head = append_word(english, noun.english[plural])
     if phrase.determiner == 'a':
-        english[start] = lexicon.article(english[start + 1])
+        english[start] = lexicon.indefinite_article(english[start + 1])
 
     words = [Word(noun.french[plural], head)]
-    for adjective, at in reversed(places):
+    for adjective, index in reversed(indexed):
         if adjective.before:
-            words.insert(0, Word(adjective_form(adjective, feminine, plural, words[0].text), at))
-    if phrase.owner:  # the owner makes it definite: 's and an initial the stand for the French article
-        hints = (mark, head, start) if english[start] == 'the' else (mark, head)
-        words.insert(0, determiner('the', feminine, plural, words[0].text, -1)._replace(possible=hints))
+            words.insert(0, Word(adjective_form(adjective, feminine, plural, words[0].text), index))
+    if phrase.owner:  # the French article is definite; it is linked to 's, to the noun and to an initial the
+        possible = (possessive, head, start) if english[start] == 'the' else (possessive, head)
+        words.insert(0, french_determiner('the', feminine, plural, words[0].text, -1)._replace(possible=possible))
     else:
-        words = articles(phrase, negated, words, start, head) + words
+        words = french_articles(phrase, negated, words, start, head) + words
     if modifier:
-        words += [Word('de', -1, (modified, head)), Word(modifier.french, modified)]
-    after = [Word(a.french[2 * feminine + plural], at, (), True) for a, at in places if not a.before]
-    words += [after[0], Word('et', joint), after[1]] if joint else after[::-1]
+        words += [Word('de', -1, (modifier_index, head)), Word(modifier.french, modifier_index)]
+    after = [Word(a.french[2 * feminine + plural], index, (), True) for a, index in indexed if not a.before]
+    words += [after[0], Word('et', conjunction), after[1]] if conjunction else after[::-1]
     if phrase.of:
-        words.append(Word('de', add(english, 'of')))
-        words += noun_phrase(english, phrase.of)
-    return words + behind
+        words.append(Word('de', append_word(english, 'of')))
+        words += write_noun_phrase(english, phrase.of)
+    return words + suffix
 
 
-def opening(english: list[str], phrase: Phrase) -> list[Word]:
-    """Writes the determiner or the owner; returns the French of the owner."""
+def write_determiner_or_owner(english: list[str], phrase: Phrase) -> list[Word]:
+    """Write the determiner or the owner; returns the French words of the owner, which follow the noun."""
     if phrase.owner:
-        words = noun_phrase(english, phrase.owner)
-        regular = phrase.owner.agreement[1] and english[-1].endswith('s')
-        return [Word('de', add(english, "'" if regular else "'s")), *words]
+        words = write_noun_phrase(english, phrase.owner)
+        plural_in_s = phrase.owner.agreement[1] and english[-1].endswith('s')
+        return [Word('de', append_word(english, "'" if plural_in_s else "'s")), *words]
     if phrase.determiner != 'bare':
         english.append('these' if phrase.determiner == 'this' and phrase.plural else phrase.determiner)
     return []
 
 
-def described(english: list[str], adjectives: tuple) -> tuple[list[tuple[Adjective, int]], int]:
-    """Writes the adjectives; returns each with its place, and the place of the and between two (0: none)."""
-    places: list[tuple[Adjective, int]] = []
-    joint = 0
+def write_adjectives(english: list[str], adjectives: tuple) -> tuple[list[tuple[Adjective, int]], int]:
+    """Write the adjectives; returns (adjective, index) of each, and the index of the and between two (0: none)."""
+    indexed: list[tuple[Adjective, int]] = []
+    conjunction = 0
     for adjective in adjectives:
-        one, *other = adjective if isinstance(adjective, tuple) else (adjective,)
-        places.append((one, add(english, one.english)))
-        if other:
-            joint = add(english, 'and')
-            places.append((other[0], add(english, other[0].english)))
-    return places, joint
+        first, *second = adjective if isinstance(adjective, tuple) else (adjective,)
+        indexed.append((first, append_word(english, first.english)))
+        if second:
+            conjunction = append_word(english, 'and')
+            indexed.append((second[0], append_word(english, second[0].english)))
+    return indexed, conjunction
 
 
-def articles(phrase: Phrase, negated: bool, words: list[Word], start: int, head: int) -> list[Word]:
-    """What stands before `words`, the noun and the adjectives before it."""
+def french_articles(phrase: Phrase, negated: bool, words: list[Word], start: int, head: int) -> list[Word]:
+    """Return the French words before `words`, the noun and the adjectives that precede it.
+
+    start, head: indices of the English determiner and noun.
+    """
     name = phrase.determiner
     if negated and name == 'a':
         return [Word('de', start)]
@@ -247,26 +264,26 @@ def articles(phrase: Phrase, negated: bool, words: list[Word], start: int, head:
         return [Word('de', -1, (head,))]
     if name == 'bare' and not phrase.plural:  # partitive: de l'eau, du pain
         return [Word('de', -1, (head,)),
-                determiner('the', phrase.noun.feminine, False, words[0].text, -1)._replace(possible=(head,))]
+                french_determiner('the', phrase.noun.feminine, False, words[0].text, -1)._replace(possible=(head,))]
     if name in ('bare', 'some'):  # de petites maisons, but des maisons blanches
         text = 'de' if len(words) > 1 else 'des'
         return [Word(text, start) if name == 'some' else Word(text, -1, (head,))]
-    return [determiner(name, phrase.noun.feminine, phrase.plural, words[0].text, start)]
+    return [french_determiner(name, phrase.noun.feminine, phrase.plural, words[0].text, start)]
 
 
-def clause(english: list[str], c: Clause, inherited: tuple[int, bool, bool]) -> list[Word]:
-    """`inherited`: person, plural, feminine of the subject that the clause shares or relates to."""
+def write_clause(english: list[str], c: Clause, inherited: tuple[int, bool, bool]) -> list[Word]:
+    """Write a clause; inherited: (person, plural, feminine) of the subject if the clause has none of its own."""
     words: list[Word] = []
     agreement = inherited
     if c.subject:
         agreement = c.subject.agreement
         if isinstance(c.subject, Pronoun):
             text, french = SUBJECTS[c.subject.english]
-            words = [Word(french, add(english, text))]
+            words = [Word(french, append_word(english, text))]
         else:
-            words = noun_phrase(english, c.subject)
+            words = write_noun_phrase(english, c.subject)
     if c.verb is None:
-        return words + copula(english, c, agreement)
+        return words + write_copula(english, c, agreement)
     verb = c.verb
     person, plural, feminine = agreement
     form = 2 * plural + (person == 3)
@@ -274,103 +291,109 @@ def clause(english: list[str], c: Clause, inherited: tuple[int, bool, bool]) -> 
     # English: does not often look for, never looked at
     auxiliary = negation = -1
     if c.negation == 'not':
-        auxiliary = add(english, 'did' if c.past else 'does' if form == 1 else 'do')
-        negation = add(english, 'not')
+        auxiliary = append_word(english, 'did' if c.past else 'does' if form == 1 else 'do')
+        negation = append_word(english, 'not')
     elif c.negation == 'never':
-        negation = add(english, 'never')
-    adverb = add(english, c.adverb) if c.adverb else -1
-    at = add(english, verb.english[0 if auxiliary >= 0 else 2 if c.past else form == 1])
-    helpers = (auxiliary,) if auxiliary >= 0 else ()
-    particle = add(english, verb.particle) if verb.particle else -1
+        negation = append_word(english, 'never')
+    adverb = append_word(english, c.adverb) if c.adverb else -1
+    verb_index = append_word(english, verb.english[0 if auxiliary >= 0 else 2 if c.past else form == 1])
+    auxiliaries = (auxiliary,) if auxiliary >= 0 else ()
+    particle = append_word(english, verb.particle) if verb.particle else -1
     with_particle = (particle,) if particle >= 0 and not verb.à else ()
 
     # French: ne pronoun verb pas adverb, or ne pronoun auxiliary pas adverb participle
     if negation >= 0:
-        words.append(Word('ne', -1, (negation, *helpers)))
-    moved = c.recipient if isinstance(c.recipient, Pronoun) else c.object if isinstance(c.object, Pronoun) else None
-    if moved:
-        dative = verb.à or c.recipient is moved
-        extra = (particle,) if verb.à and particle >= 0 else ()
-        words.append(Word((DATIVES if dative else OBJECTS)[moved.english], add(english, moved.english), extra))
+        words.append(Word('ne', -1, (negation, *auxiliaries)))
+    object_pronoun = next((part for part in (c.recipient, c.object) if isinstance(part, Pronoun)), None)
+    if object_pronoun:
+        dative = verb.à or c.recipient is object_pronoun
+        possible = (particle,) if verb.à and particle >= 0 else ()
+        text = (DATIVES if dative else OBJECTS)[object_pronoun.english]
+        words.append(Word(text, append_word(english, object_pronoun.english), possible))
     if c.past:
-        words.append(Word((ÊTRE if verb.être else AVOIR)[form], -1, (at, *helpers)))
+        words.append(Word((ÊTRE if verb.être else AVOIR)[form], -1, (verb_index, *auxiliaries)))
     else:
-        words.append(Word(verb.french[form], at, helpers + with_particle))
+        words.append(Word(verb.french[form], verb_index, auxiliaries + with_particle))
     if negation >= 0:
         words.append(Word('pas' if c.negation == 'not' else 'jamais', negation))
     if c.adverb:
         words.append(Word(lexicon.ADVERBS[c.adverb], adverb))
     if c.past:
-        preceding = c.object if isinstance(c.object, Gap) or moved and not dative else None
-        _, many, her = agreement if verb.être else preceding.agreement if preceding else (3, False, False)
-        words.append(Word(verb.participle + 'e' * her + 's' * many, at, with_particle))
+        preceding = c.object if isinstance(c.object, Gap) or object_pronoun and not dative else None
+        # With être the participle agrees with the subject, with avoir with an object that precedes it.
+        agrees_with = agreement if verb.être else preceding.agreement if preceding else (3, False, False)
+        participle = verb.participle + 'e' * agrees_with[2] + 's' * agrees_with[1]
+        words.append(Word(participle, verb_index, with_particle))
 
-    return words + complements(english, c, at, particle)
+    return words + write_complements(english, c, verb_index, particle)
 
 
-def complements(english: list[str], c: Clause, at: int, particle: int) -> list[Word]:
-    """Object, to a recipient, place: what stands behind the verb in both languages.  `at`: the English verb."""
+def write_complements(english: list[str], c: Clause, verb_index: int, particle: int) -> list[Word]:
+    """Write the object, the recipient and the place, which follow the verb in both languages.
+
+    verb_index, particle: indices of the English verb and its particle (-1: none).
+    """
     words: list[Word] = []
     if c.object and c.verb and not isinstance(c.object, (Pronoun, Gap)):
         if c.verb.à:
-            words.append(Word('à', particle) if particle >= 0 else Word('à', -1, (at,)))
-        words += noun_phrase(english, c.object, bool(c.negation) and not c.verb.à)
+            words.append(Word('à', particle) if particle >= 0 else Word('à', -1, (verb_index,)))
+        words += write_noun_phrase(english, c.object, bool(c.negation) and not c.verb.à)
     if c.recipient and not isinstance(c.recipient, Pronoun):
-        words.append(Word('à', add(english, 'to')))
-        words += noun_phrase(english, c.recipient)
-    return words + (place(english, *c.place) if c.place else [])
+        words.append(Word('à', append_word(english, 'to')))
+        words += write_noun_phrase(english, c.recipient)
+    return words + (write_place(english, *c.place) if c.place else [])
 
 
-def copula(english: list[str], c: Clause, agreement: tuple[int, bool, bool]) -> list[Word]:
-    """is not very old: n'est pas très vieille; was: the imparfait, était."""
+def write_copula(english: list[str], c: Clause, agreement: tuple[int, bool, bool]) -> list[Word]:
+    """Write the copula, its adverbs and the quality: is not very old, n'est pas très vieille; was is the imparfait."""
     assert c.quality
     person, plural, feminine = agreement
     form = 2 * plural + (person == 3)
-    at = add(english, (('was', 'was', 'were', 'were') if c.past else ('am', 'is', 'are', 'are'))[form])
-    words = [Word((WAS if c.past else ÊTRE)[form], at)]
+    verb_index = append_word(english, (('was', 'was', 'were', 'were') if c.past else ('am', 'is', 'are', 'are'))[form])
+    words = [Word((WAS if c.past else ÊTRE)[form], verb_index)]
     if c.negation:
-        negation = add(english, c.negation)
+        negation = append_word(english, c.negation)
         words.insert(0, Word('ne', -1, (negation,)))
         words.append(Word('pas' if c.negation == 'not' else 'jamais', negation))
     if c.adverb:
-        words.append(Word(lexicon.ADVERBS[c.adverb], add(english, c.adverb)))
+        words.append(Word(lexicon.ADVERBS[c.adverb], append_word(english, c.adverb)))
     if c.degree:
-        words.append(Word(lexicon.DEGREES[c.degree], add(english, c.degree)))
-    words.append(Word(c.quality.french[2 * feminine + plural], add(english, c.quality.english)))
+        words.append(Word(lexicon.DEGREES[c.degree], append_word(english, c.degree)))
+    words.append(Word(c.quality.french[2 * feminine + plural], append_word(english, c.quality.english)))
     return words
 
 
-def place(english: list[str], preposition: str, phrase: 'Phrase | Name') -> list[Word]:
-    """behind the house: derrière la maison; near: près de; in front of: devant; to: à."""
+def write_place(english: list[str], preposition: str, phrase: 'Phrase | Name') -> list[Word]:
+    """Write a preposition and its noun phrase: behind the house, derrière la maison; near: près de; to: à."""
     match preposition:
         case 'to':
-            words = [Word('à', add(english, 'to'))]
+            words = [Word('à', append_word(english, 'to'))]
         case 'near':
-            at = add(english, 'near')
+            at = append_word(english, 'near')
             words = [Word('près', at), Word('de', -1, (at,))]
         case 'in front of':
             at = len(english)
             english += ['in', 'front', 'of']
             words = [Word('devant', at + 1, (at, at + 2))]
         case _:
-            words = [Word(lexicon.PREPOSITIONS[preposition][0], add(english, preposition))]
-    return words + noun_phrase(english, phrase)
+            words = [Word(lexicon.PREPOSITIONS[preposition][0], append_word(english, preposition))]
+    return words + write_noun_phrase(english, phrase)
 
 
-def sentence(structure: Sentence) -> tuple[list[str], list[Word]]:
-    """English and French words of the whole, the final period included."""
+def write_sentence(structure: Sentence) -> tuple[list[str], list[Word]]:
+    """Return the English and the French words of a sentence, including the final period."""
     english: list[str] = []
     words: list[Word] = []
     inherited = (3, False, False)
     for i, c in enumerate(structure.clauses):
         if i:
             if structure.conjunctions[i - 1] == 'but':
-                words.append(Word(',', add(english, ',')))
-            at = add(english, structure.conjunctions[i - 1])
+                words.append(Word(',', append_word(english, ',')))
+            at = append_word(english, structure.conjunctions[i - 1])
             first, *rest = lexicon.CONJUNCTIONS[english[at]]
             words.append(Word(first, at))
             words += [Word(text, -1, (at,)) for text in rest]
-        words += clause(english, c, inherited)
+        words += write_clause(english, c, inherited)
         inherited = c.subject.agreement if c.subject else inherited
-    words.append(Word('.', add(english, '.')))
-    return english, joined(words)
+    words.append(Word('.', append_word(english, '.')))
+    return english, elide_and_contract(words)
