@@ -66,10 +66,11 @@ def _forward_signals(workers: Sequence[subprocess.Popen], signals: StopSignals, 
     The signal handler cannot do this: it would miss a worker that is just being started.  The workers get SIGTERM also
     for a SIGINT, because during a worker's imports SIGINT would print the traceback of a KeyboardInterrupt.
     """
-    if signals.count > previous_count:
+    count = signals.count  # read once: a signal that comes during the loop is forwarded by the next call
+    if count > previous_count:
         for worker in workers:
             worker.terminate()  # has no effect on a worker that has ended
-    return signals.count
+    return count
 
 
 def _terminate_workers(workers: Sequence[subprocess.Popen]) -> None:
