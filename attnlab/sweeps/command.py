@@ -1,5 +1,4 @@
-"""The command `attnlab sweep`: checks its flags, then lists points, runs workers, submits jobs or writes the best config.
-"""
+"""The command `attnlab sweep`: checks flags, then lists points, runs workers, submits jobs or writes the best config."""
 
 import argparse
 import logging

@@ -170,7 +170,7 @@ def _make_points(config: str, overrides: Sequence[tuple[str, str]], names: Seque
 
 
 def _with_unique_names(points: list[Point]) -> list[Point]:
-    """Append the number to names that differ only in upper and lower case, which some file systems do not distinguish."""
+    """Append the number to names that differ only in upper and lower case, which some file systems treat as equal."""
     lowered = [point.name.lower() for point in points]
     return [point._replace(name=f'{point.name}-{point.number}') if lowered.count(name) > 1 else point
             for point, name in zip(points, lowered, strict=True)]  # fmt: skip

@@ -45,7 +45,8 @@ def write_csv_table(sweep: SweepResults) -> Path:
     path = sweep.folder / 'table.csv'
     with files.replace_atomically(path) as part, part.open('w', encoding='utf-8', newline='') as file:
         writer = csv.writer(file)
-        writer.writerow(['number', 'status', *keys, f'best_{sweep.metric or "score"}', 'best_step', 'seconds', 'reason'])
+        score = f'best_{sweep.metric or "score"}'
+        writer.writerow(['number', 'status', *keys, score, 'best_step', 'seconds', 'reason'])
         for row in sweep.rows:
             cells = [_exact_text(value) for value in varied[row.number].values()]
             writer.writerow([row.number, row.status, *cells, row.value, row.step, row.seconds, notes[row.number]])

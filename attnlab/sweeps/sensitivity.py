@@ -64,7 +64,7 @@ def _variant_line(label: str, groups: Sequence[SeedGroup], records: MetricRecord
 def _final_losses(
     rows: Iterable[PointRow], records: MetricRecords, initial_loss: float | None
 ) -> tuple[list[float], bool, bool]:
-    """Return the known final losses, at most `initial_loss`; whether one was capped there; and whether all are known."""
+    """Return the known final losses, capped at `initial_loss`; whether one was capped; and whether all are known."""
     losses, has_capped, has_all = [], False, True
     for row in rows:
         loss = _final_loss(row, records[row.number])
