@@ -1,4 +1,4 @@
-"""The command `attnlab sweep`: checks flags, then lists points, runs workers, submits jobs or writes the best config."""
+"""The command `attnlab sweep`: check flags, then list points, run workers, submit jobs or write the best config."""
 
 import argparse
 import logging
