@@ -21,30 +21,30 @@ def environment(**more):
     return {**os.environ, 'PYTHONPATH': path, 'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=0', **flags, **more}
 
 
-def python(*argv, **options):
+def start_python(*argv, **options):
     """A process of Python; `wait` for it as for any `Popen`."""
     return subprocess.Popen([sys.executable, *map(str, argv)], env=environment(), text=True, **options)
 
 
-def sweep(config, workdir, *flags, **options):
+def start_sweep(config, workdir, *flags, **options):
     """`attnlab sweep` as a process, with what it says kept."""
     pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, **options}
-    return python('-m', 'attnlab', 'sweep', f'--config={config}', f'--workdir={workdir}', *flags, **pipes)
+    return start_python('-m', 'attnlab', 'sweep', f'--config={config}', f'--workdir={workdir}', *flags, **pipes)
 
 
-def said(process, limit=300):
+def wait_for_exit(process, limit=300):
     """The exit code of a process and what it said."""
     text, _ = process.communicate(timeout=limit)
     return process.returncode, text
 
 
-def runs(folder):
+def read_run_records(folder):
     """The records of every point's run, but for how fast it was."""
     return {row.name: [record for record in metrics.read_metrics(row.run) if record['split'] != 'speed']
             for row in sweep_files.read_sweep(folder).rows}  # fmt: skip
 
 
-def until(condition, limit=60):
+def wait_until(condition, limit=60):
     """Waits for something that comes soon."""
     end = time.monotonic() + limit
     while not condition():

@@ -60,11 +60,11 @@ def refused(experiment, tmp_path, capsys):
     (['--sweep=seeds', '--list', '--config.seed=3'], 'config.seed is varied by the sweep, and --config.seed=3 sets it'),
     (['--sweep=seeds', '--lst'], "sweep does not understand '--lst'; did you mean --list?"),
 ])  # fmt: skip
-def test_a_command_line_that_is_none(refused, flags, said):
+def test_an_invalid_command_line_is_refused(refused, flags, said):
     assert said in refused(*flags)
 
 
-def test_the_list(experiment, tmp_path, capsys):
+def test_list_prints_the_points(experiment, tmp_path, capsys):
     config = experiment(CHECKED)
     assert cli.main(['sweep', f'--config={config}', f'--workdir={tmp_path}/new', '--sweep=sizes,seeds', '--list']) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -74,9 +74,9 @@ def test_the_list(experiment, tmp_path, capsys):
     )
 
 
-def test_the_best_of_another_sweep_is_not_written(experiment, tmp_path, capsys):
+def test_best_refuses_the_directory_of_another_sweep(experiment, tmp_path, capsys):
     config, folder = experiment(CHECKED), tmp_path / 'sweep'
-    made.sweep(folder, [made.point({'seed': 1}, value=1.0, metrics=[])], config=config, names=('seeds',))
+    made.write_sweep(folder, [made.make_point({'seed': 1}, value=1.0, metrics=[])], config=config, names=('seeds',))
     best = lambda name, *more: cli.main(['sweep', f'--config={config}', f'--workdir={folder}', f'--sweep={name}',
                                          f'--best={tmp_path}/best.py', *more])  # fmt: skip
     assert best('sizes') == 2 and not (tmp_path / 'best.py').exists()
@@ -105,7 +105,7 @@ def test_the_best_of_another_sweep_is_not_written(experiment, tmp_path, capsys):
     ('sweep_x = 3', 'it has neither sweep_NAME() nor search_NAME(trial)'),
 ])  # fmt: skip
 @pytest.mark.parametrize('flag', ['--list', '--index=0', '--launcher=local'])
-def test_a_sweep_function_that_makes_no_points(experiment, tmp_path, capsys, functions, said, flag):
+def test_an_invalid_sweep_function_is_refused_in_one_line(experiment, tmp_path, capsys, functions, said, flag):
     argv = ['sweep', f'--config={experiment(functions)}', f'--workdir={tmp_path}/new', '--sweep=x', flag]
     assert cli.main(argv) == 2
     out, err = capsys.readouterr()
@@ -113,9 +113,9 @@ def test_a_sweep_function_that_makes_no_points(experiment, tmp_path, capsys, fun
 
 
 @pytest.mark.parametrize('best', ['', '/best.py', '/best.txt', '/none/best.py'])
-def test_a_best_that_cannot_be_written(experiment, tmp_path, capsys, best):
+def test_best_refuses_an_unusable_file_name(experiment, tmp_path, capsys, best):
     config, folder = experiment(CHECKED), tmp_path / 'sweep'
-    made.sweep(folder, [made.point({'seed': 1}, value=1.0, metrics=[])], config=config, names=('seeds',))
+    made.write_sweep(folder, [made.make_point({'seed': 1}, value=1.0, metrics=[])], config=config, names=('seeds',))
     (tmp_path / 'best.py').write_text('mine')
     before = sorted(tmp_path.rglob('*'))
     argv = ['sweep', f'--config={config}', f'--workdir={folder}', '--sweep=seeds', f'--best={tmp_path}{best}']
@@ -126,9 +126,9 @@ def test_a_best_that_cannot_be_written(experiment, tmp_path, capsys, best):
 
 @pytest.mark.parametrize('text', ['', '{}', '[]', 'null', '3', '"x"', '{"config": 1}', '\x00', '[' * 100000])
 @pytest.mark.parametrize('file', ['sweep.json', 'points/p0/outcome.json', 'points/p0/running.json'])
-def test_a_file_of_a_sweep_that_is_damaged(experiment, tmp_path, capsys, text, file):
+def test_a_damaged_sweep_file_is_named_in_the_error(experiment, tmp_path, capsys, text, file):
     config, folder = experiment(CHECKED), tmp_path / 'sweep'
-    made.sweep(folder, [made.point({'seed': 1}, 'running')], config=config, names=('seeds',))
+    made.write_sweep(folder, [made.make_point({'seed': 1}, 'running')], config=config, names=('seeds',))
     (folder / file).write_text(text)
     argv = ['sweep', f'--config={config}', f'--workdir={folder}', '--sweep=seeds', f'--best={tmp_path}/best.py']
     assert cli.main(argv) == 2

@@ -13,7 +13,7 @@ import pytest
 from optuna.trial import TrialState
 
 from attnlab.sweeps import storage, sweep_files
-from tests.sweeps.processes import runs, said, sweep, until
+from tests.sweeps.processes import read_run_records, start_sweep, wait_for_exit, wait_until
 
 SWEEPS = "def sweep_eight(): return grid({'seed': range(4), 'optimizer.learning_rate': (0.01, 0.02)})"
 KILLS = 10
@@ -39,15 +39,15 @@ def ended(folder):
 
 
 @pytest.mark.slow
-def test_ten_kills(trainable, tmp_path):
+def test_every_point_is_done_once_after_ten_kills(trainable, tmp_path):
     config, draw = trainable(SWEEPS), random.Random(7)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-    assert said(sweep(config, whole, *FLAGS))[0] == 0
-    process, killed, before = sweep(config, broken, *FLAGS, stdout=subprocess.DEVNULL), {'worker': 0, 'master': 0}, {}
+    assert wait_for_exit(start_sweep(config, whole, *FLAGS))[0] == 0
+    process, killed, before = start_sweep(config, broken, *FLAGS, stdout=subprocess.DEVNULL), {'worker': 0, 'master': 0}, {}
     while sum(killed.values()) < KILLS:
         since = time.time()
         if draw.random() < 0.7:  # else in the first seconds of a start, before anything runs
-            until(partial(begun, broken, since, process))
+            wait_until(partial(begun, broken, since, process))
         time.sleep(draw.uniform(0, 3))
         now = ended(broken)
         assert before.items() <= now.items()  # none is done twice
@@ -61,12 +61,12 @@ def test_ten_kills(trainable, tmp_path):
             process.kill()
             process.wait()
             killed['master'] += 1
-            process = sweep(config, broken, *FLAGS, stdout=subprocess.DEVNULL)
+            process = start_sweep(config, broken, *FLAGS, stdout=subprocess.DEVNULL)
     assert sum(killed.values()) == KILLS and min(killed.values()) > 1, killed
-    assert process.wait() == 0 or said(sweep(config, broken, *FLAGS))[0] == 0
+    assert process.wait() == 0 or wait_for_exit(start_sweep(config, broken, *FLAGS))[0] == 0
     rows = sweep_files.read_sweep(broken).rows
     assert [row.status for row in rows] == ['done'] * 8 and before.items() <= ended(broken).items()
-    assert runs(broken) == runs(whole)
+    assert read_run_records(broken) == read_run_records(whole)
     assert [(row.value, row.step) for row in rows] == [
         (row.value, row.step) for row in sweep_files.read_sweep(whole).rows
     ]

@@ -10,7 +10,7 @@ import pytest
 from attnlab import cli
 from attnlab.sweeps import launcher, sweep_files
 from tests.sweeps.experiments import TRAINED
-from tests.sweeps.processes import said, sweep
+from tests.sweeps.processes import start_sweep, wait_for_exit
 
 SBATCH = """#!/bin/sh
 cp "$1" "$SUBMITTED"/script.$(ls "$SUBMITTED" | wc -l)
@@ -34,17 +34,17 @@ def slurm(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_jobs_on_this_machine(trainable, tmp_path):
+def test_local_jobs_finish_a_sweep(trainable, tmp_path):
     folder = tmp_path / 'sweep'
-    process = sweep(trainable(TRAINED), folder, '--sweep=more', '--workers=2', '--launcher=local',
+    process = start_sweep(trainable(TRAINED), folder, '--sweep=more', '--workers=2', '--launcher=local',
                     '--launcher_options=timeout_min=5')  # fmt: skip
-    code, text = said(process)
+    code, text = wait_for_exit(process)
     assert code == 0, text
     assert [row.status for row in sweep_files.read_sweep(folder).rows] == ['done'] * 3
     assert re.search(r'jobs \d+ \d+; their logs are in ', text)
 
 
-def test_the_batch_script(slurm, tmp_path):
+def test_launcher_options_are_in_the_batch_script(slurm, tmp_path):
     options = 'partition=gpu,timeout_min=90,gpus_per_node=1,cpus_per_task=8,slurm_qos=low,constraint=a100'
     made = launcher.create_executor(tmp_path / 'jobs', 'slurm', launcher.parse_launcher_options(options))
     job = made.submit(launcher.WorkerJob(['sweep', '--workdir=a b', '--sweep=x', '--workers=1']))
@@ -63,13 +63,13 @@ def test_the_batch_script(slurm, tmp_path):
     assert '-m submitit.core._submit' in run and str(tmp_path / 'jobs') in run
 
 
-def test_a_job_goes_on_in_the_next_one():
+def test_a_job_is_continued_by_the_same_command():
     job = launcher.WorkerJob(['sweep', '--sweep=x'])
     again = job.checkpoint()
     assert again.function is job and again.args == () and job.argv == ['sweep', '--sweep=x']
 
 
-def test_a_jobs_command_line(monkeypatch, experiment, tmp_path):
+def test_a_job_runs_the_command_with_one_worker_and_no_launcher(monkeypatch, experiment, tmp_path):
     """That of the user, with one worker and no launcher."""
     submitted = []
     monkeypatch.setattr(launcher, 'run_jobs', lambda *args: submitted.append(args))
@@ -87,7 +87,7 @@ def test_a_jobs_command_line(monkeypatch, experiment, tmp_path):
     assert dict(os.environ) == before
 
 
-def test_a_signal_to_the_waiting_command_says_that_jobs_go_on(monkeypatch, experiment, tmp_path, capsys, caplog):
+def test_a_signal_stops_the_command_but_not_the_jobs(monkeypatch, experiment, tmp_path, capsys, caplog):
     class Job:
         job_id = '7'
 
@@ -108,14 +108,14 @@ def test_a_signal_to_the_waiting_command_says_that_jobs_go_on(monkeypatch, exper
     ('timeout_mins=5', "--launcher=slurm: "),
     ('nodes=two', "--launcher=slurm: "),
 ])  # fmt: skip
-def test_options_that_are_none(slurm, experiment, tmp_path, capsys, options, line):
+def test_invalid_launcher_options_are_refused(slurm, experiment, tmp_path, capsys, options, line):
     code = cli.main(['sweep', f'--config={experiment(TRAINED)}', f'--workdir={tmp_path}/new', '--sweep=more',
                      '--launcher=slurm', '--storage=sqlite://', f'--launcher_options={options}'])  # fmt: skip
     said = capsys.readouterr().err
     assert code == 2 and line in said and said.count('\n') == 1 and not (tmp_path / 'new').exists(), said
 
 
-def test_no_slurm(experiment, tmp_path, capsys, monkeypatch):
+def test_a_missing_slurm_is_one_line(experiment, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv('PATH', '/nowhere')
     code = cli.main(['sweep', f'--config={experiment(TRAINED)}', f'--workdir={tmp_path}/new', '--sweep=more',
                      '--launcher=slurm', '--storage=sqlite://'])  # fmt: skip

@@ -24,7 +24,7 @@ def file(tmp_path):
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch):
-    monkeypatch.setattr(database, '_LOOK', 0.05)
+    monkeypatch.setattr(database, '_SQLITE_TIMEOUT', 0.05)
 
 
 def opened(file, check=lambda: None):
@@ -44,7 +44,7 @@ def locked(file, seconds=None):
     return held
 
 
-def test_a_locked_file_is_waited_for_and_said_so(file, caplog):
+def test_a_locked_file_is_waited_for_and_logged(file, caplog):
     locked(file, 0.4)
     begun = time.monotonic()
     store = opened(file)
@@ -61,7 +61,7 @@ def test_a_locked_file_is_waited_for_and_said_so(file, caplog):
     storage.close_claim_store(store)
 
 
-def test_a_reader_holds_back_the_commit_alone(file, caplog):
+def test_a_reader_delays_only_the_commit(file, caplog):
     store = opened(file)
     reader = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     reader.execute('BEGIN')
@@ -73,7 +73,7 @@ def test_a_reader_holds_back_the_commit_alone(file, caplog):
     storage.close_claim_store(store)
 
 
-def test_a_file_that_stays_locked_is_one_line(file, monkeypatch):
+def test_a_file_that_stays_locked_is_an_error_of_one_line(file, monkeypatch):
     monkeypatch.setattr(database, 'MAX_LOCK_WAIT', 0.2)
     store = opened(file)
     with closing(locked(file)):
@@ -83,7 +83,7 @@ def test_a_file_that_stays_locked_is_one_line(file, monkeypatch):
     storage.close_claim_store(store)
 
 
-def test_a_signal_ends_the_wait(file):
+def test_a_signal_ends_the_wait_for_a_lock(file):
     came = []
 
     def check():
@@ -98,12 +98,12 @@ def test_a_signal_ends_the_wait(file):
     storage.close_claim_store(store)
 
 
-def test_heartbeats_that_a_lock_held_back_come_before_a_claim_is_lost(file, monkeypatch):
+def test_a_claim_is_kept_when_a_lock_delays_its_heartbeats(file, monkeypatch):
     """Behind a lock of more than a minute all heartbeats are old: nobody is dead for that."""
     store = opened(file)
     claim = taken(store)
     claim.lock.close()
-    monkeypatch.setattr(storage, '_here', lambda: 'elsewhere')
+    monkeypatch.setattr(storage, '_machine_id', lambda: 'elsewhere')
     other = opened(file)
     monkeypatch.setattr(storage, 'BEAT', 0.2)
     other.storage.grace_period = 1
@@ -116,7 +116,7 @@ def test_heartbeats_that_a_lock_held_back_come_before_a_claim_is_lost(file, monk
 
 
 @pytest.mark.parametrize('name', FOLDERS)
-def test_a_folder_of_any_name_holds_its_database(tmp_path, name):
+def test_a_folder_name_may_have_any_characters(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
     database.check_database(f'sqlite:///{folder}/sweep.db')
@@ -129,7 +129,7 @@ def test_a_folder_of_any_name_holds_its_database(tmp_path, name):
 
 
 @pytest.mark.parametrize('at', ['draw', 'report', 'take', 'tell'])
-def test_a_database_that_fails_ends_the_worker_and_not_the_point(experiment, tmp_path, monkeypatch, at):
+def test_a_failing_database_ends_the_worker_and_does_not_fail_the_point(experiment, tmp_path, monkeypatch, at):
     config, trainer = experiment(SEARCHED), Trainer()
     plan = points.make_sweep_plan(config, [], ['rate'], {'trials': 2, 'sampler': 'random'})
     spec = sweep_directory.ensure_sweep_directory(tmp_path / 'sweep', plan)

@@ -27,13 +27,13 @@ def overrides(found):
     return [point.overrides for point in found.points]
 
 
-def test_grid_is_the_product():
+def test_grid_gives_every_combination():
     values = {'a': (1, 2), 'b.c': 'xy', 'd': (None,)}
     expected = [dict(zip(values, each, strict=True)) for each in itertools.product((1, 2), 'xy', (None,))]
     assert list(sweeps.grid(values)) == expected and len(expected) == 4
 
 
-def test_zipped_chained_and_product():
+def test_zipped_chained_and_product_combine_points():
     pairs = list(sweeps.zipped({'a': (1, 2), 'b': (3, 4)}))
     assert pairs == [{'a': 1, 'b': 3}, {'a': 2, 'b': 4}]
     assert list(sweeps.chained(pairs, [{'c': 5}])) == [*pairs, {'c': 5}]
@@ -57,14 +57,14 @@ def test_values_have_the_types_of_their_fields(plan):
     assert (found.metric, found.direction, found.search) == ('bleu', 'max', None)
 
 
-def test_several_are_their_product(plan):
+def test_several_sweeps_give_their_product(plan):
     found = plan('seeds', 'sizes')
     sizes = ('hidden=8,embedding=4', 'hidden=16,embedding=6')
     assert [point.name for point in found.points] == [f'seed={seed},{size}' for seed in range(3) for size in sizes]
     assert len(plan('both').points) == 5
 
 
-def test_a_command_lines_overrides_hold_for_every_point(plan):
+def test_overrides_of_the_command_line_apply_to_every_point(plan):
     found = plan('seeds', overrides=[('model.hidden', '20')])
     assert found.base.model.hidden == 20 and overrides(found) == [{'seed': seed} for seed in range(3)]
     said = refused(plan, 'seeds', overrides=[('seed', '4')])
@@ -87,11 +87,11 @@ def test_a_command_lines_overrides_hold_for_every_point(plan):
     ('twice', 'has both sweep_twice and search_twice'),
     ('', "has no sweep ''"),
 ])  # fmt: skip
-def test_a_point_that_could_not_run(plan, name, line):
+def test_an_invalid_point_is_refused(plan, name, line):
     assert line in refused(plan, name)
 
 
-def test_sweeps_that_set_the_same(plan):
+def test_two_sweeps_that_set_the_same_key_are_refused(plan):
     assert refused(plan, 'seeds', 'seeds').endswith('config.seed is set by two sweeps of a product: to 0 and 0')
 
 
@@ -102,7 +102,7 @@ def test_a_search(plan):
     assert refused(plan, 'seeds', trials=7) == '--trials is of a search; seeds is none'
 
 
-def test_names_are_of_folders(tmp_path):
+def test_point_names_are_valid_folder_names(tmp_path):
     name = points.point_name({'a.start': 'runs/b', 'a.end': 'x y', 'z.end': 'é'})
     assert name == 'a.start=runs%2fb,a.end=x%20y,z.end=%c3%a9'
     assert points.point_name({'m.shape': (2, 3), 'm.bias': False, 'm.pool': None}) == 'shape=2x3,bias=false,pool=None'
@@ -113,11 +113,11 @@ def test_names_are_of_folders(tmp_path):
     (tmp_path / long[0] / name).mkdir(parents=True)
 
 
-def test_names_that_a_file_system_takes_for_the_same():
+def test_names_that_differ_only_in_case_get_a_number():
     alike = [points.Point(i, name, {}) for i, name in enumerate(['a=x', 'a=X', 'a=y'])]
-    assert [point.name for point in points._unlike(alike)] == ['a=x-0', 'a=X-1', 'a=y']
+    assert [point.name for point in points._with_unique_names(alike)] == ['a=x-0', 'a=X-1', 'a=y']
 
 
-def test_a_config_that_is_no_sweep_has_a_hint(experiment):
+def test_an_experiment_without_sweeps_is_refused_with_a_hint(experiment):
     with pytest.raises(UserError, match=r"has no sweep 'x'; it has neither sweep_NAME\(\) nor search_NAME\(trial\)"):
         points.make_sweep_plan(experiment(''), [], ['x'], {})

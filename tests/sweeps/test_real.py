@@ -8,7 +8,7 @@ import pytest
 from attnlab.sweeps import sweep_files
 from attnlab.train import metrics
 from tests.sweeps.experiments import LANGUAGE
-from tests.sweeps.processes import said, sweep
+from tests.sweeps.processes import start_sweep, wait_for_exit
 
 SWEEPS = '''
 def sweep_sixty(): return grid({'seed': range(60)})
@@ -29,7 +29,7 @@ FIELDS = {
 def test_a_point_starts_within_three_seconds(trainable, tmp_path):
     """Of one step each, by a worker that has run one before."""
     config = trainable(SWEEPS)
-    code, text = said(sweep(config, tmp_path / 'sweep', '--sweep=ones'))
+    code, text = wait_for_exit(start_sweep(config, tmp_path / 'sweep', '--sweep=ones'))
     assert code == 0, text
     rows = sweep_files.read_sweep(tmp_path / 'sweep').rows
     took = [row.seconds for row in rows[1:]]
@@ -46,7 +46,7 @@ def test_two_workers_are_faster_than_one(trainable, tmp_path):
              '--config.train.save_every=15 steps', '--config.train.log_every=10 steps')  # fmt: skip
     for count in (1, 2):
         start = time.monotonic()
-        code, text = said(sweep(config, tmp_path / str(count), '--sweep=sixty', f'--workers={count}', *flags), 900)
+        code, text = wait_for_exit(start_sweep(config, tmp_path / str(count), '--sweep=sixty', f'--workers={count}', *flags), 900)
         took[count] = time.monotonic() - start
         assert code == 0, text
     print('seconds by workers:', took)
@@ -54,7 +54,7 @@ def test_two_workers_are_faster_than_one(trainable, tmp_path):
 
 
 @pytest.mark.slow
-def test_pruning_finds_the_same_winner_in_half_the_steps(tmp_path, shared):
+def test_pruning_finds_the_same_best_point_in_half_the_steps(tmp_path, shared):
     """Of rates up to the best one, of which the larger learns faster from the first evaluation to the last.  Above it
     the early order is not that of the end: see docs/sweeps.md."""
     config, found = tmp_path / 'experiment.py', {}
@@ -62,7 +62,7 @@ def test_pruning_finds_the_same_winner_in_half_the_steps(tmp_path, shared):
     config.write_text(LANGUAGE.format(fields=fields) + SEARCH)
     for pruner in ('none', 'asha'):
         flags = ('--sweep=rate', '--trials=20', '--sampler=random', f'--pruner={pruner}', '--workers=2')
-        code, text = said(sweep(config, tmp_path / pruner, *flags), 1800)
+        code, text = wait_for_exit(start_sweep(config, tmp_path / pruner, *flags), 1800)
         assert code == 0, text
         rows = sweep_files.read_sweep(tmp_path / pruner).rows
         done = [row for row in rows if row.status == 'done']

@@ -6,13 +6,13 @@ import pytest
 from attnlab.sweeps import seeds, sensitivity, sweep_files
 from attnlab.train import metrics
 from tests.sweeps import made
-from tests.sweeps.made import DIVERGED, point, train, valid
+from tests.sweeps.made import DIVERGED, make_point, train_records, valid_record
 
 RATE, ORDER = sensitivity.LEARNING_RATE_KEY, 'model.order'
 
 
 def lines(folder, *points):
-    sweep = sweep_files.read_sweep(made.sweep(folder, points))
+    sweep = sweep_files.read_sweep(made.write_sweep(folder, points))
     return sensitivity.sensitivity_lines(
         seeds.group_by_seed(sweep), {row.number: metrics.read_metrics(row.run) for row in sweep.rows}
     )
@@ -20,11 +20,11 @@ def lines(folder, *points):
 
 def run(rate, final, start=4.0, before=0.5, **more):
     """Its best evaluation is not the last one, which is what counts."""
-    records = [*train(start, 3.0), valid(5, loss=before), valid(9, loss=final)]
-    return point({RATE: rate, **more}, value=before, metrics=records)
+    records = [*train_records(start, 3.0), valid_record(5, loss=before), valid_record(9, loss=final)]
+    return make_point({RATE: rate, **more}, value=before, metrics=records)
 
 
-def test_it_is_the_mean_distance_from_the_best_rate(tmp_path):
+def test_sensitivity_is_the_mean_distance_from_the_best_rate(tmp_path):
     found = lines(tmp_path, run(0.1, 2.0), run(0.001, 1.5), run(0.01, 1.0))
     assert found == [{
         'label': '', 'rates': [0.001, 0.01, 0.1], 'losses': [1.5, 1.0, 2.0], 'errors': [None] * 3,
@@ -32,15 +32,15 @@ def test_it_is_the_mean_distance_from_the_best_rate(tmp_path):
     }]  # fmt: skip
 
 
-def test_no_loss_counts_as_more_than_that_of_initialisation(tmp_path):
-    diverged = point({RATE: 1.0}, 'failed', reason=DIVERGED, diverged_at=1)  # in the first step: it has no record
+def test_losses_are_capped_at_the_loss_of_initialisation(tmp_path):
+    diverged = make_point({RATE: 1.0}, 'failed', reason=DIVERGED, diverged_at=1)  # in the first step: it has no record
     (found,) = lines(tmp_path, run(0.01, 1.0), run(0.1, 70.0), diverged)
     assert found['losses'] == [1.0, 4.0, 4.0]
     assert found['capped'] == [False, True, True]
     assert found['sensitivity'] == pytest.approx((0.0 + 3.0 + 3.0) / 3)
 
 
-def test_a_line_is_a_variant_and_seeds_are_its_mean(tmp_path):
+def test_each_variant_has_a_line_with_the_mean_over_seeds(tmp_path):
     numbers = {('pre', 0.1): (1.0, 2.0, 3.0), ('pre', 0.2): (1.5, 1.5, 1.5),
                ('post', 0.1): (3.0, 3.5, 3.1), ('post', 0.2): (3.0, 90.0, 3.5)}  # fmt: skip
     points = [run(rate, loss, seed=seed, **{ORDER: order})
@@ -55,32 +55,32 @@ def test_a_line_is_a_variant_and_seeds_are_its_mean(tmp_path):
 
 
 @pytest.mark.parametrize('other', [
-    point({RATE: 0.2}, 'waiting'),
-    point({RATE: 0.2}, 'running', metrics=[*train(4.0), valid(5, loss=3.0)]),
-    point({RATE: 0.2}, 'pruned', value=3.0, step=5, metrics=[*train(4.0), valid(5, loss=3.0)]),
-    point({RATE: 0.2}, 'failed', reason='no space left on the device', metrics=train(4.0)),
-    point({RATE: 0.2}, 'failed', reason=DIVERGED, metrics=train(4.0)),  # of an earlier version: its kind is not known
+    make_point({RATE: 0.2}, 'waiting'),
+    make_point({RATE: 0.2}, 'running', metrics=[*train_records(4.0), valid_record(5, loss=3.0)]),
+    make_point({RATE: 0.2}, 'pruned', value=3.0, step=5, metrics=[*train_records(4.0), valid_record(5, loss=3.0)]),
+    make_point({RATE: 0.2}, 'failed', reason='no space left on the device', metrics=train_records(4.0)),
+    make_point({RATE: 0.2}, 'failed', reason=DIVERGED, metrics=train_records(4.0)),  # of an earlier version: its kind is not known
 ])  # fmt: skip
-def test_as_long_as_a_rate_has_no_loss_it_is_not_known(tmp_path, other):
+def test_sensitivity_is_none_while_a_rate_has_no_loss(tmp_path, other):
     (found,) = lines(tmp_path, run(0.1, 1.0), other, run(0.3, 2.0))
     assert found['rates'] == [0.1, 0.3]
     assert found['sensitivity'] is None
 
 
-def test_without_the_loss_at_initialisation_what_diverged_is_not_known(tmp_path):
-    late = point({RATE: 0.1}, value=1.0, metrics=[{'step': 50, 'split': 'train', 'loss': 2.0}, valid(50, loss=1.0)])
-    (found,) = lines(tmp_path, late, point({RATE: 0.2}, 'failed', reason=DIVERGED, diverged_at=7))
+def test_sensitivity_is_none_if_a_run_diverged_and_the_initial_loss_is_missing(tmp_path):
+    late = make_point({RATE: 0.1}, value=1.0, metrics=[{'step': 50, 'split': 'train', 'loss': 2.0}, valid_record(50, loss=1.0)])
+    (found,) = lines(tmp_path, late, make_point({RATE: 0.2}, 'failed', reason=DIVERGED, diverged_at=7))
     assert found['sensitivity'] is None
 
 
-def test_there_are_none_where_the_rate_does_not_vary_or_nothing_else_is_shared(tmp_path):
+def test_there_are_no_lines_if_no_variant_has_several_rates(tmp_path):
     assert lines(tmp_path / 'a', run(0.1, 1.0, **{ORDER: 'pre'}), run(0.1, 1.0, **{ORDER: 'post'})) == []
     assert lines(tmp_path / 'b', run(0.1, 1.0, **{ORDER: 'pre'}), run(0.2, 1.0, **{ORDER: 'post'})) == []
 
 
-def test_a_variant_without_a_loss_and_a_search_that_failed_are_left_out(tmp_path):
-    waiting = [point({RATE: rate, ORDER: 'post'}, 'waiting') for rate in (0.1, 0.2)]
-    failed = point({}, 'failed', reason='ZeroDivisionError: division by zero')
+def test_variants_without_a_loss_and_failed_searches_are_left_out(tmp_path):
+    waiting = [make_point({RATE: rate, ORDER: 'post'}, 'waiting') for rate in (0.1, 0.2)]
+    failed = make_point({}, 'failed', reason='ZeroDivisionError: division by zero')
     (found,) = lines(tmp_path / 'a', run(0.1, 1.0, **{ORDER: 'pre'}), run(0.2, 2.0, **{ORDER: 'pre'}), *waiting, failed)
     assert found['label'] == 'order=pre' and found['rates'] == [0.1, 0.2]
     assert lines(tmp_path / 'b', *waiting) == []

@@ -10,7 +10,7 @@ from optuna.trial import TrialState
 
 from attnlab.sweeps import storage
 from attnlab.sweeps.sweep_files import Outcome
-from tests.sweeps.processes import python, said
+from tests.sweeps.processes import start_python, wait_for_exit
 
 DONE = Outcome('done', 'bleu', 'max', 1.0, 3, 0.1)
 
@@ -40,7 +40,7 @@ while not all(map(done, range(count))):
 
 
 def takers(url, folder, points, lasts, count=4):
-    return [python('-c', TAKER, url, folder, points, lasts, stderr=subprocess.PIPE) for _ in range(count)]
+    return [start_python('-c', TAKER, url, folder, points, lasts, stderr=subprocess.PIPE) for _ in range(count)]
 
 
 def opened(url, folder, name='sweep'):
@@ -75,14 +75,14 @@ def taken(store, points=1, outcomes=None, step=0):
 def test_processes_that_start_at_once_share_the_points(database, tmp_path):
     points = 30
     for process in takers(database, tmp_path, points, 0.01):
-        code, _ = said(process)
+        code, _ = wait_for_exit(process)
         assert code == 0
     complete = [point for point, state in states(opened(database, tmp_path)) if state is TrialState.COMPLETE]
     assert sorted(complete) == list(range(points))
 
 
-def test_a_killed_one_is_replaced_at_once(database, tmp_path):
-    first = python('-c', TAKER, database, tmp_path, 1, 60)
+def test_the_point_of_a_killed_worker_can_be_claimed_at_once(database, tmp_path):
+    first = start_python('-c', TAKER, database, tmp_path, 1, 60)
     while not (tmp_path / '0.runs').exists():
         time.sleep(0.05)
     store = opened(database, tmp_path)
@@ -94,7 +94,7 @@ def test_a_killed_one_is_replaced_at_once(database, tmp_path):
     assert states(store) == [(0, TrialState.FAIL), (0, TrialState.RUNNING)]
 
 
-def test_kills_with_no_step_in_between_are_counted(database, tmp_path):
+def test_kills_without_a_new_checkpoint_are_counted(database, tmp_path):
     store = opened(database, tmp_path)
     for kills, step in enumerate([0, 0, 0, 7, 7]):
         claim = taken(store, step=step)
@@ -107,7 +107,7 @@ def test_kills_with_no_step_in_between_are_counted(database, tmp_path):
     assert claim.kills == 0
 
 
-def test_of_another_machine_heartbeats_tell(database, tmp_path, monkeypatch):
+def test_a_worker_on_another_machine_is_dead_without_heartbeats(database, tmp_path, monkeypatch):
     store = opened(database, tmp_path)
     claim = taken(store)
     claim.lock.close()
@@ -124,7 +124,7 @@ def test_of_another_machine_heartbeats_tell(database, tmp_path, monkeypatch):
     )
 
 
-def test_killed_before_anyone_knew_its_name(database, tmp_path, monkeypatch):
+def test_a_worker_killed_before_it_recorded_its_name_loses_the_claim(database, tmp_path, monkeypatch):
     store = opened(database, tmp_path)
     claim = taken(store)
     claim.lock.close()
@@ -140,7 +140,7 @@ def test_killed_before_anyone_knew_its_name(database, tmp_path, monkeypatch):
     assert taken(other).point == 0
 
 
-def test_an_outcome_that_was_not_told_yet(database, tmp_path):
+def test_a_written_outcome_ends_the_trial_of_a_dead_worker(database, tmp_path):
     store = opened(database, tmp_path)
     claim = taken(store)
     claim.lock.close()
@@ -148,12 +148,12 @@ def test_an_outcome_that_was_not_told_yet(database, tmp_path):
     assert [(trial.state, trial.value) for trial in store.study.trials] == [(TrialState.COMPLETE, 1.0)]
 
 
-def test_two_trials_of_a_point_run_once(database, tmp_path, monkeypatch):
+def test_two_trials_of_one_point_run_once(database, tmp_path, monkeypatch):
     """As where two machines, whose locks do not show each other, filled at once."""
     store = opened(database, tmp_path)
     assert taken(store, outcomes={0: DONE}) is None  # the study is there, and empty
     for _ in range(2):
-        store.study.add_trial(storage._again(0, None))
+        store.study.add_trial(storage._new_trial(0, None))
     claim = taken(store)
     with monkeypatch.context() as patch:
         patch.setattr(socket, 'gethostname', lambda: 'elsewhere')
@@ -162,6 +162,6 @@ def test_two_trials_of_a_point_run_once(database, tmp_path, monkeypatch):
     storage.finish_claim(store, claim.trial, DONE)
 
 
-def test_sweeps_share_a_database(database, tmp_path):
+def test_two_sweeps_share_a_database(database, tmp_path):
     one, two = (opened(database, tmp_path / name, name) for name in ('one', 'two'))
     assert taken(one).point == taken(two).point == 0

@@ -6,17 +6,17 @@ from attnlab import configs
 from attnlab.errors import UserError
 from attnlab.sweeps import sweep_files, winner
 from tests.sweeps import made
-from tests.sweeps.made import point
+from tests.sweeps.made import make_point
 
 RATE = 'optimizer.learning_rate'
 
 
 def write(folder, points, path, **more):
-    return winner.write_best_config(sweep_files.read_sweep(made.sweep(folder / 'sweep', points, **more)), path)
+    return winner.write_best_config(sweep_files.read_sweep(made.write_sweep(folder / 'sweep', points, **more)), path)
 
 
-def test_it_loads_as_exactly_the_config_of_the_best_point(tmp_path):
-    points = [point({RATE: rate, 'data.note': note}, value=value, step=7, metrics=[])
+def test_the_written_file_loads_as_the_config_of_the_best_point(tmp_path):
+    points = [make_point({RATE: rate, 'data.note': note}, value=value, step=7, metrics=[])
               for rate, note, value in ((1e-05, 'x', 2.0), (3e-4, 'y', 1.0), (0.1, 'z', 3.0))]  # fmt: skip
     row = write(tmp_path, points, tmp_path / 'best.py')
     assert row.number == 1
@@ -32,18 +32,18 @@ def test_it_loads_as_exactly_the_config_of_the_best_point(tmp_path):
     {'data.shape': [1]}, {'data.shape': []}, {'data.words': ['a"b', "c'd"]},
     {'model.tied': False}, {'seed': 2**31}, {'model.inner.rate': 1.0}, {'model.inner.rate': 5e-324},
 ])  # fmt: skip
-def test_every_kind_of_value_comes_back_as_it_was(tmp_path, overrides):
-    row = write(tmp_path, [point(overrides, value=1.0, metrics=[])], tmp_path / 'best.py')
+def test_every_kind_of_value_is_restored(tmp_path, overrides):
+    row = write(tmp_path, [make_point(overrides, value=1.0, metrics=[])], tmp_path / 'best.py')
     configs.check_same_config(
         configs.load_experiment(str(tmp_path / 'best.py')), configs.load_config(row.run / 'config.json')
     )
 
 
-def test_it_reads_as_an_experiment(tmp_path, monkeypatch):
+def test_the_written_file_has_this_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    points = [point({RATE: rate, 'seed': seed}, value=value + seed, step=40, metrics=[])
+    points = [make_point({RATE: rate, 'seed': seed}, value=value + seed, step=40, metrics=[])
               for rate, value in ((0.1, 2.0), (0.2, 1.0)) for seed in (0, 1, 2)]  # fmt: skip
-    write(tmp_path, [*points, point({RATE: 0.3, 'seed': 0}, 'failed')], 'best.py',
+    write(tmp_path, [*points, make_point({RATE: 0.3, 'seed': 0}, 'failed')], 'best.py',
           overrides=[['train.duration', '40 steps']], names=['rates', 'seeds'])  # fmt: skip
     assert (
         (tmp_path / 'best.py').read_text()
@@ -90,14 +90,14 @@ def get_config(arg: str = '') -> ConfigDict:
         configs.load_experiment('best.py:x')
 
 
-def test_of_the_best_seeds_it_is_the_first_and_not_the_luckiest(tmp_path):
-    points = [point({RATE: 0.1, 'seed': seed}, value=value, metrics=[]) for seed, value in enumerate((2.0, 1.0, 3.0))]
+def test_the_first_seed_is_written_not_the_best_seed(tmp_path):
+    points = [make_point({RATE: 0.1, 'seed': seed}, value=value, metrics=[]) for seed, value in enumerate((2.0, 1.0, 3.0))]
     assert write(tmp_path, points, tmp_path / 'best.py').number == 0
     assert configs.load_experiment(str(tmp_path / 'best.py')).seed == 0
 
 
-def test_what_cannot_be_written_is_refused_and_nothing_is(tmp_path):
-    done, waiting = [point({}, value=1.0, metrics=[])], [point({}, 'waiting')]
+def test_an_unusable_file_or_unfinished_sweep_is_refused(tmp_path):
+    done, waiting = [make_point({}, value=1.0, metrics=[])], [make_point({}, 'waiting')]
     (tmp_path / 'mine.py').write_text('mine')
     for at, (points, name, said) in enumerate((
         (done, 'best.txt', r'--best expects the name of an experiment file, FILE.py, got .*best.txt'),
@@ -111,7 +111,7 @@ def test_what_cannot_be_written_is_refused_and_nothing_is(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {'mine.py', '0', '1', '2', '3'}
 
 
-def test_an_experiment_with_an_argument_is_named_whole(tmp_path):
-    write(tmp_path, [point({'seed': 3}, value=1.0, metrics=[])], tmp_path / 'best.py', config='e.py:a"""b\\')
+def test_quotes_in_an_experiment_argument_are_escaped(tmp_path):
+    write(tmp_path, [make_point({'seed': 3}, value=1.0, metrics=[])], tmp_path / 'best.py', config='e.py:a"""b\\')
     assert "e.py:a'''b\\\\" in (tmp_path / 'best.py').read_text()
     configs.load_experiment(str(tmp_path / 'best.py'))

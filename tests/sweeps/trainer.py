@@ -13,12 +13,12 @@ class Trainer:
     """
 
     def __init__(self):
-        self.ran, self.steps, self.otherwise = [], 0, {}
+        self.ran, self.steps, self.on_start = [], 0, {}
 
     def __call__(self, config, workdir, watch):
         rate, seed = config.optimizer.learning_rate, config.seed
         self.ran.append((seed, rate))
-        if act := self.otherwise.get(len(self.ran) - 1):
+        if act := self.on_start.get(len(self.ran) - 1):
             act()
         file = workdir / 'metrics.jsonl'
         file.parent.mkdir(parents=True, exist_ok=True)
