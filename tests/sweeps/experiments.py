@@ -1,4 +1,4 @@
-"""Experiment files for sweeps: what they begin with, and the functions that follow."""
+"""Text of experiment files for sweeps: their beginning, and the sweep functions that follow it."""
 
 EXPERIMENT = '''
 """The grammar experiment cut down to a second or two."""
@@ -14,7 +14,7 @@ def get_config(arg=''):
 '''
 
 LANGUAGE = '''
-"""A language model that is compiled in a second."""
+"""A language model that compiles in a second."""
 from attnlab import configs
 from attnlab.sweeps import grid
 

@@ -1,4 +1,4 @@
-"""Case 44: the command as processes: directories, failures, stops, kills, and two that start at once."""
+"""The command `attnlab sweep` in processes: directories, failures, stops, kills, and two commands started at once."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def config(trainable):
     return trainable(TRAINED)
 
 
-def rows(folder):
+def rows_by_name(folder):
     return {row.name: row for row in sweep_files.read_sweep(folder).rows}
 
 
@@ -30,25 +30,25 @@ def test_other_points_finish_when_one_fails(config, tmp_path):
     folder = tmp_path / 'sweep'
     code, text = wait_for_exit(start_sweep(config, folder, '--sweep=three', '--workers=2'))
     assert code == 1, text
-    found = sweep_files.read_sweep(folder)
-    assert [row.status for row in found.rows] == ['done', 'failed', 'done']
-    assert [row.name for row in found.rows] == [f'learning_rate={rate}' for rate in ('0.01', '1e+38', '0.02')]
-    assert (found.metric, found.direction) == ('loss', 'min')
-    failed = found.rows[1]
+    results = sweep_files.read_sweep(folder)
+    assert [row.status for row in results.rows] == ['done', 'failed', 'done']
+    assert [row.name for row in results.rows] == [f'learning_rate={rate}' for rate in ('0.01', '1e+38', '0.02')]
+    assert (results.metric, results.direction) == ('loss', 'min')
+    failed = results.rows[1]
     assert failed.reason.startswith('step ') and 'the loss is' in failed.reason and failed.value is None
     assert 'Traceback' in (folder / 'points' / failed.name / 'log.txt').read_text()
-    for row in (found.rows[0], found.rows[2]):
+    for row in (results.rows[0], results.rows[2]):
         valid = [record for record in metrics.read_metrics(row.run) if record['split'] == 'valid']
         assert row.value == min(record['loss'] for record in valid) and row.seconds > 0
         assert {'step': row.step, 'loss': row.value}.items() <= valid[row.step // 10 - 1].items()
         assert json.loads((row.run / 'config.json').read_text())['optimizer']['learning_rate'] == (
             row.overrides['optimizer.learning_rate']
         )
-    before = {row.name: (row.run / 'metrics.jsonl').stat().st_mtime_ns for row in found.rows}
+    before = {row.name: (row.run / 'metrics.jsonl').stat().st_mtime_ns for row in results.rows}
     code, text = wait_for_exit(start_sweep(config, folder, '--sweep=three', '--retry'))
-    again = rows(folder)
-    assert code == 1 and again[failed.name].status == 'failed', text
-    changed = [name for name, row in again.items() if (row.run / 'metrics.jsonl').stat().st_mtime_ns != before[name]]
+    after_retry = rows_by_name(folder)
+    assert code == 1 and after_retry[failed.name].status == 'failed', text
+    changed = [name for name, row in after_retry.items() if (row.run / 'metrics.jsonl').stat().st_mtime_ns != before[name]]
     assert changed == [failed.name]
 
 
@@ -74,7 +74,7 @@ def test_a_stopped_sweep_saves_and_resumes(config, tmp_path):
 
 @pytest.mark.slow
 def test_a_sweep_resumes_after_its_worker_and_master_are_killed(config, tmp_path):
-    """At random moments, ten times: in test_kill.py."""
+    """One kill of each; test_kill.py kills at random moments, ten times."""
     folder = tmp_path / 'sweep'
     process = start_sweep(config, folder, '--sweep=seeds', '--workers=2')
     running = folder / 'points' / 'seed=0' / 'running.json'
@@ -82,7 +82,7 @@ def test_a_sweep_resumes_after_its_worker_and_master_are_killed(config, tmp_path
     wait_until(lambda: run.exists() and '"step": 4,' in run.read_text())
     os.kill(json.loads(running.read_text())['pid'], signal.SIGKILL)
     time.sleep(1)
-    process.kill()  # its workers notice, and save
+    process.kill()  # the workers detect this and save
     process.communicate()
     code, text = wait_for_exit(start_sweep(config, folder, '--sweep=seeds'))
     assert code == 0, text
@@ -115,9 +115,9 @@ def test_another_sweep_in_the_same_directory_is_refused(config, tmp_path, capsys
 
     def refused(workdir, *flags):
         assert cli.main(['sweep', f'--config={config}', f'--workdir={workdir}', *flags, '--index=0']) == 2
-        said = capsys.readouterr().err
-        assert len(said.splitlines()) == 1 and sorted(folder.rglob('*')) == before
-        return said
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) == 1 and sorted(folder.rglob('*')) == before
+        return error
 
     assert 'holds another sweep: sweep is more here and seeds there' in refused(folder, '--sweep=more')
     line = 'holds another sweep: overrides is model.heads=1 here and none there'
@@ -132,9 +132,9 @@ def test_another_sweep_in_the_same_directory_is_refused(config, tmp_path, capsys
     assert line in refused(folder, '--sweep=seeds')
 
 
-@pytest.mark.slow  # claims of processes in both databases: test_storage.py
+@pytest.mark.slow  # test_storage.py tests claims on both databases quickly
 def test_two_commands_share_a_sweep_through_a_database(config, database, tmp_path):
-    """The same whichever it is; workers in processes of two commands."""
+    """On SQLite and on PostgreSQL; the workers belong to two commands."""
     folder = tmp_path / 'sweep'
     both = [start_sweep(config, folder, '--sweep=seeds', f'--storage={database}') for _ in range(2)]
     ends = [wait_for_exit(process) for process in both]

@@ -1,4 +1,4 @@
-"""Locks of points, and databases that are none."""
+"""Locks of points, and unusable database URLs."""
 
 import os
 import signal
@@ -20,8 +20,8 @@ from tests.sweeps.processes import start_python
     ('sqlite://', '--storage=sqlite:// is a database in memory; expected a file, as in sqlite:///FILE'),
     ('sqlite:///:memory:', '--storage=sqlite:///:memory: is a database in memory'),
     ('sqlite:////nowhere/x.db', '--storage=sqlite:////nowhere/x.db: there is no folder /nowhere'),
-    ('sqlite:////', '--storage=sqlite:////: / is no file'),
-    (f'sqlite:///{__file__}', f'--storage=sqlite:///{__file__}: {__file__} is no SQLite database'),
+    ('sqlite:////', '--storage=sqlite:////: / is not a regular file'),
+    (f'sqlite:///{__file__}', f'--storage=sqlite:///{__file__}: {__file__} is not an SQLite database'),
 ])  # fmt: skip
 def test_an_unusable_database_url_is_refused(url, line):
     with pytest.raises(UserError) as caught:
