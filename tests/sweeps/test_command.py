@@ -41,14 +41,17 @@ def test_other_points_finish_when_one_fails(config, tmp_path):
         valid = [record for record in metrics.read_metrics(row.run) if record['split'] == 'valid']
         assert row.value == min(record['loss'] for record in valid) and row.seconds > 0
         assert {'step': row.step, 'loss': row.value}.items() <= valid[row.step // 10 - 1].items()
-        assert json.loads((row.run / 'config.json').read_text())['optimizer']['learning_rate'] == (
-            row.overrides['optimizer.learning_rate']
+        assert (
+            json.loads((row.run / 'config.json').read_text())['optimizer']['learning_rate']
+            == (row.overrides['optimizer.learning_rate'])
         )
     before = {row.name: (row.run / 'metrics.jsonl').stat().st_mtime_ns for row in results.rows}
     code, text = wait_for_exit(start_sweep(config, folder, '--sweep=three', '--retry'))
     after_retry = rows_by_name(folder)
     assert code == 1 and after_retry[failed.name].status == 'failed', text
-    changed = [name for name, row in after_retry.items() if (row.run / 'metrics.jsonl').stat().st_mtime_ns != before[name]]
+    changed = [
+        name for name, row in after_retry.items() if (row.run / 'metrics.jsonl').stat().st_mtime_ns != before[name]
+    ]
     assert changed == [failed.name]
 
 

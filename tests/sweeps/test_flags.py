@@ -69,9 +69,7 @@ def test_list_prints_the_points(experiment, tmp_path, capsys):
     assert cli.main(['sweep', f'--config={config}', f'--workdir={tmp_path}/new', '--sweep=sizes,seeds', '--list']) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 6 and not (tmp_path / 'new').exists()
-    assert lines[1] == (
-        '1\tpoints/hidden=8,embedding=4,seed=1\tmodel.hidden=8 model.embedding=4 seed=1'
-    )
+    assert lines[1] == ('1\tpoints/hidden=8,embedding=4,seed=1\tmodel.hidden=8 model.embedding=4 seed=1')
 
 
 def test_best_refuses_the_directory_of_another_sweep(experiment, tmp_path, capsys):

@@ -51,7 +51,9 @@ def test_launcher_options_are_in_the_batch_script(slurm, tmp_path):
     [script] = slurm.iterdir()
     lines = script.read_text().splitlines()
     assert lines[0] == '#!/bin/bash' and job.job_id == '1'
-    directives = dict(line.removeprefix('#SBATCH --').partition('=')[::2] for line in lines if line.startswith('#SBATCH'))
+    directives = dict(
+        line.removeprefix('#SBATCH --').partition('=')[::2] for line in lines if line.startswith('#SBATCH')
+    )
     expected = {
         'job-name': 'attnlab', 'partition': 'gpu', 'time': '90', 'gpus-per-node': '1', 'cpus-per-task': '8',
         'qos': 'low', 'constraint': 'a100', 'nodes': '1', 'signal': 'USR2@90',

@@ -77,7 +77,11 @@ def test_a_file_that_stays_locked_is_an_error_of_one_line(file, monkeypatch):
     monkeypatch.setattr(database, 'MAX_LOCK_WAIT', 0.2)
     store = open_store(file)
     with closing(lock_database(file)):
-        for call in (lambda: open_store(file), lambda: claim_first_point(store), lambda: storage.send_heartbeat(store, 1)):
+        for call in (
+            lambda: open_store(file),
+            lambda: claim_first_point(store),
+            lambda: storage.send_heartbeat(store, 1),
+        ):
             with pytest.raises(RunError, match=r'claims.db has been locked by another process for \d s; run the same'):
                 call()
     storage.close_claim_store(store)
@@ -150,8 +154,8 @@ def test_a_failing_database_ends_the_worker_and_does_not_fail_the_point(experime
             patch.setattr(storage, at, fails)
         with pytest.raises(RunError, match=r'--storage=sqlite:.* fails: no such table: nowhere'):
             work()
-        assert [row.status for row in sweep_files.read_sweep(tmp_path / 'sweep').rows] == ['done'] * (at == 'finish_claim') + [
-            'waiting'
-        ] * (at == 'report_evaluation')
+        assert [row.status for row in sweep_files.read_sweep(tmp_path / 'sweep').rows] == ['done'] * (
+            at == 'finish_claim'
+        ) + ['waiting'] * (at == 'report_evaluation')
     work()
     assert [row.status for row in sweep_files.read_sweep(tmp_path / 'sweep').rows] == ['done'] * 2

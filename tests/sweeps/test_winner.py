@@ -11,8 +11,10 @@ from tests.sweeps.made import make_point
 RATE = 'optimizer.learning_rate'
 
 
-def write(folder, points, path, **more):
-    return winner.write_best_config(sweep_files.read_sweep(made.write_sweep(folder / 'sweep', points, **more)), path)
+def write(folder, points, path, **options):
+    """Write the best config of a sweep with these points to `path`; return the best point."""
+    sweep = sweep_files.read_sweep(made.write_sweep(folder / 'sweep', points, **options))
+    return winner.write_best_config(sweep, path)
 
 
 def test_the_written_file_loads_as_the_config_of_the_best_point(tmp_path):
@@ -20,11 +22,11 @@ def test_the_written_file_loads_as_the_config_of_the_best_point(tmp_path):
               for rate, note, value in ((1e-05, 'x', 2.0), (3e-4, 'y', 1.0), (0.1, 'z', 3.0))]  # fmt: skip
     row = write(tmp_path, points, tmp_path / 'best.py')
     assert row.number == 1
-    found = configs.load_experiment(str(tmp_path / 'best.py'))
-    configs.check_same_config(found, configs.load_config(row.run / 'config.json'))
-    assert (found.optimizer.learning_rate, found.data.note) == (3e-4, 'y')
-    assert found.is_locked
-    configs.load_experiment(str(tmp_path / 'best.py'), [(RATE, '1')])  # its fields have their types
+    config = configs.load_experiment(str(tmp_path / 'best.py'))
+    configs.check_same_config(config, configs.load_config(row.run / 'config.json'))
+    assert (config.optimizer.learning_rate, config.data.note) == (3e-4, 'y')
+    assert config.is_locked
+    configs.load_experiment(str(tmp_path / 'best.py'), [(RATE, '1')])  # fields accept texts of their types
 
 
 @pytest.mark.parametrize('overrides', [
@@ -48,19 +50,19 @@ def test_the_written_file_has_this_text(tmp_path, monkeypatch):
     assert (
         (tmp_path / 'best.py').read_text()
         == '''\
-"""The best of --sweep=rates,seeds of experiments/a.py: loss 2.0000 ± 0.5774 (standard error of 3 seeds).
+"""Best config of --sweep=rates,seeds of experiments/a.py: loss 2.0000 ± 0.5774 (standard error of 3 seeds).
 
 attnlab train --config=best.py --workdir=runs/best
 
-Point 3 of 7, of which 6 are done; what it sets in that file: train.duration=40 steps, optimizer.learning_rate=0.2,
-seed=0. It is the first of the seeds, its own best loss 1, at step 40.
+Point 3 of 7, of which 6 are done. Changes to that file: train.duration=40 steps, optimizer.learning_rate=0.2, seed=0.
+This is the first seed of its group; its own best loss is 1, at step 40.
 """
 
 from ml_collections import ConfigDict
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """It takes no argument."""
+    """Return the config; `arg` must be empty."""
     if arg:
         raise ValueError(f"the argument is {arg!r}; expected ''")
     config = ConfigDict()
@@ -91,7 +93,9 @@ def get_config(arg: str = '') -> ConfigDict:
 
 
 def test_the_first_seed_is_written_not_the_best_seed(tmp_path):
-    points = [make_point({RATE: 0.1, 'seed': seed}, value=value, metrics=[]) for seed, value in enumerate((2.0, 1.0, 3.0))]
+    points = [
+        make_point({RATE: 0.1, 'seed': seed}, value=value, metrics=[]) for seed, value in enumerate((2.0, 1.0, 3.0))
+    ]
     assert write(tmp_path, points, tmp_path / 'best.py').number == 0
     assert configs.load_experiment(str(tmp_path / 'best.py')).seed == 0
 
@@ -99,14 +103,14 @@ def test_the_first_seed_is_written_not_the_best_seed(tmp_path):
 def test_an_unusable_file_or_unfinished_sweep_is_refused(tmp_path):
     done, waiting = [make_point({}, value=1.0, metrics=[])], [make_point({}, 'waiting')]
     (tmp_path / 'mine.py').write_text('mine')
-    for at, (points, name, said) in enumerate((
+    for i, (points, name, message) in enumerate((
         (done, 'best.txt', r'--best expects the name of an experiment file, FILE.py, got .*best.txt'),
         (done, 'mine.py', 'mine.py exists already'),
         (done, 'no/best.py', 'there is no folder'),
         (waiting, 'best.py', 'no point is done yet'),
     )):  # fmt: skip
-        with pytest.raises(UserError, match=said):
-            write(tmp_path / f'{at}', points, tmp_path / name)
+        with pytest.raises(UserError, match=message):
+            write(tmp_path / f'{i}', points, tmp_path / name)
     assert (tmp_path / 'mine.py').read_text() == 'mine'
     assert {path.name for path in tmp_path.iterdir()} == {'mine.py', '0', '1', '2', '3'}
 

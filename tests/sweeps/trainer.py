@@ -7,9 +7,10 @@ EVALUATIONS = 8
 
 
 class Trainer:
-    """Stands for `run.train_run`: eight evaluations, the better the nearer the rate is to 0.01.
+    """Replacement for `run.train_run`: eight evaluations; the score grows as the learning rate approaches 0.01.
 
-    otherwise: what the start of a number does first.
+    runs: (seed, learning rate) of every call.  steps: number of all steps.
+    on_start: number of a call -> function that this call runs first.
     """
 
     def __init__(self):
