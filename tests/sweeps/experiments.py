@@ -8,7 +8,8 @@ from attnlab.sweeps import chained, grid, product, zipped
 TINY = {tiny!r}
 
 def get_config(arg=''):
-    config = configs.load_experiment('experiments/align/grammar_gru.py', list(TINY.items())).copy_and_resolve_references()
+    config = configs.load_experiment('experiments/align/grammar_gru.py', list(TINY.items()))
+    config = config.copy_and_resolve_references()
     config.unlock()
     return config
 '''

@@ -38,7 +38,7 @@ def trainer(monkeypatch):
 
 @pytest.fixture
 def search(experiment, tmp_path):
-    """Return a function that runs the search in a text and returns the sweep; the directory may hold a sweep already."""
+    """Return a function that runs the search in a text and returns the sweep, continued if it exists."""
 
     def run(text, trials=6, folder=tmp_path / 'sweep'):
         plan = points.make_sweep_plan(experiment(text), [], ['space'], {'trials': trials, 'sampler': 'random'})
@@ -82,10 +82,14 @@ def test_two_points_trained_with_the_same_config_are_counted_once(tmp_path):
     """As happens if two workers draw the config before either of them has ended."""
     rate = 'optimizer.learning_rate'
     sweep = sweep_files.read_sweep(made.write_sweep(tmp_path, [
-        made.make_point({rate: 0.1, 'seed': 1}, value=2.0, metrics=[]), made.make_point({rate: 0.1, 'seed': 1}, 'running'),
-        made.make_point({rate: 0.1, 'seed': 2}, value=3.0), made.make_point({rate: 0.1, 'seed': 1}, value=2.0, metrics=[]),
-        made.make_point({rate: 0.2, 'seed': 1}, 'failed', reason='no'), made.make_point({rate: 0.2, 'seed': 1}, value=1.0),
-        made.make_point({}, 'failed', reason='no'), made.make_point({}, 'failed', reason='no'),
+        made.make_point({rate: 0.1, 'seed': 1}, value=2.0, metrics=[]),
+        made.make_point({rate: 0.1, 'seed': 1}, 'running'),
+        made.make_point({rate: 0.1, 'seed': 2}, value=3.0),
+        made.make_point({rate: 0.1, 'seed': 1}, value=2.0, metrics=[]),
+        made.make_point({rate: 0.2, 'seed': 1}, 'failed', reason='no'),
+        made.make_point({rate: 0.2, 'seed': 1}, value=1.0),
+        made.make_point({}, 'failed', reason='no'),
+        made.make_point({}, 'failed', reason='no'),
     ]))  # fmt: skip
     assert seeds.find_duplicates(sweep) == {1: 0, 3: 0, 4: 5}
     assert [(group.mean, len(group.done), len(group.rows)) for group in seeds.group_by_seed(sweep)] == [

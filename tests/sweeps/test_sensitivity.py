@@ -61,7 +61,8 @@ def test_each_variant_has_a_line_with_the_mean_over_seeds(tmp_path):
     make_point({RATE: 0.2}, 'running', metrics=[*train_records(4.0), valid_record(5, loss=3.0)]),
     make_point({RATE: 0.2}, 'pruned', value=3.0, step=5, metrics=[*train_records(4.0), valid_record(5, loss=3.0)]),
     make_point({RATE: 0.2}, 'failed', reason='no space left on the device', metrics=train_records(4.0)),
-    make_point({RATE: 0.2}, 'failed', reason=DIVERGED, metrics=train_records(4.0)),  # of an earlier version: no diverged_at
+    # A run of an earlier version diverged: its outcome has no diverged_at.
+    make_point({RATE: 0.2}, 'failed', reason=DIVERGED, metrics=train_records(4.0)),
 ])  # fmt: skip
 def test_sensitivity_is_none_while_a_rate_has_no_loss(tmp_path, other):
     (line,) = lines_of(tmp_path, finished(0.1, 1.0), other, finished(0.3, 2.0))

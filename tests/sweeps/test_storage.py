@@ -23,7 +23,8 @@ from attnlab.sweeps.sweep_files import Outcome
 
 url, folder, count, seconds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 store = storage.open_claim_store(url, 'sweep', 'max', folder / 'locks')
-find_outcome = lambda point: Outcome('done', 'bleu', 'max', 1.0, 3, 0.1) if (folder / f'{point}.done').exists() else None
+DONE = Outcome('done', 'bleu', 'max', 1.0, 3, 0.1)
+find_outcome = lambda point: DONE if (folder / f'{point}.done').exists() else None
 while not all(map(find_outcome, range(count))):
     claim = storage.claim_point(store, range(count), find_outcome, lambda point: 0)
     if claim is None:
