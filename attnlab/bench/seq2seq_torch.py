@@ -81,7 +81,7 @@ class Seq2Seq(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states [B, S, C], zero at padding, and the last state of each direction [B, C], for source [B, S]."""
+        """Return the states [B, S, C], zero at padding, and the last states [B, C] of a source [B, S]."""
         B, S = source.shape
         lengths = (source != 0).sum(1)
         x, position = self.drop(self.embed_source(source)), torch.arange(S)[None]

@@ -140,7 +140,7 @@ def test_a_failing_database_ends_the_worker_and_does_not_fail_the_point(experime
     work = lambda: worker.run_points(
         progress.SweepProgress(tmp_path / 'sweep', plan), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db'
     )
-    monkeypatch.setattr(worker.run, 'train', trainer)
+    monkeypatch.setattr(worker.run, 'train_run', trainer)
 
     def fails(*args):
         engine = database.sqlalchemy.create_engine('sqlite://', poolclass=database.sqlalchemy.NullPool)

@@ -100,7 +100,7 @@ def test_a_search(plan):
     sweep_plan = plan('space', trials=7, pruner='asha')
     assert sweep_plan.points == [] and sweep_plan.search == {'trials': 7, 'sampler': 'tpe', 'pruner': 'asha'}
     assert error_of(plan, 'space', 'seeds') == '--sweep=space,seeds: a search cannot be combined with other names'
-    assert error_of(plan, 'seeds', trials=7) == '--trials is of a search; seeds is none'
+    assert error_of(plan, 'seeds', trials=7) == '--trials applies to a search only; seeds is not a search'
 
 
 def test_point_names_are_valid_folder_names(tmp_path):

@@ -25,14 +25,14 @@ class Saving(Trainer):
 
     def __call__(self, config, workdir, watch):
         scores = super().__call__(config, workdir, watch)
-        worker.configs.save(config, workdir / 'config.json')
+        worker.configs.save_config(config, workdir / 'config.json')
         return scores | {'best_bleu': 40.0 if config.model.attention == 'dot' else 30.0}
 
 
 @pytest.fixture
 def trainer(monkeypatch):
     trainer = Saving()
-    monkeypatch.setattr(worker.run, 'train', trainer)
+    monkeypatch.setattr(worker.run, 'train_run', trainer)
     return trainer
 
 

@@ -117,11 +117,11 @@ def test_a_worker_on_another_machine_is_dead_without_heartbeats(database, tmp_pa
         assert claim_next(store) is None
         store.storage.grace_period = 1
         time.sleep(2.5)
-        again = claim_next(store)
+        second = claim_next(store)
     assert (
-        again.point == 0
+        second.point == 0
         and not storage.send_heartbeat(store, claim.trial)
-        and storage.send_heartbeat(store, again.trial)
+        and storage.send_heartbeat(store, second.trial)
     )
 
 

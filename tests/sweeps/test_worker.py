@@ -24,8 +24,8 @@ def search_sometimes(trial):
 
 @pytest.fixture
 def trainer(monkeypatch):
-    made = Trainer()
-    monkeypatch.setattr(worker.run, 'train', made)
+    trainer = Trainer()
+    monkeypatch.setattr(worker.run, 'train_run', trainer)
     monkeypatch.setattr(worker.gc, 'collect', lambda: 0)  # would take half of the time of these tests
     return trainer
 
@@ -162,13 +162,13 @@ def test_a_signal_during_the_last_checkpoint_stops_the_sweep(trainable, tmp_path
     plan = points.make_sweep_plan(
         config, [('train.duration', '3 steps'), ('train.eval_every', '3 steps')], ['seeds'], {}
     )
-    spec, save = sweep_directory.ensure_sweep_directory(tmp_path / 'sweep', plan), loop.checkpoint.save
+    spec, save = sweep_directory.ensure_sweep_directory(tmp_path / 'sweep', plan), loop.checkpoint.save_checkpoint
 
     def save_and_signal(manager, saved):
         os.kill(os.getpid(), signal.SIGTERM)
         save(manager, saved)
 
-    monkeypatch.setattr(loop.checkpoint, 'save', save_and_signal)
+    monkeypatch.setattr(loop.checkpoint, 'save_checkpoint', save_and_signal)
     with pytest.raises(Stopped):
         worker.run_points(
             progress.SweepProgress(tmp_path / 'sweep', plan), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db'
@@ -280,7 +280,7 @@ def test_a_failed_search_draws_again_after_a_reset(trainer, sweep, tmp_path, mon
 
 def test_evaluations_reported_before_a_stop_are_reported_once(trainer, sweep):
     work = sweep('rate', trials=1, sampler='random', pruner='median')
-    train, calls = worker.run.train, []
+    train, calls = worker.run.train_run, []
 
     def stop_at_third_evaluation(config, workdir, watch):
         def watch_and_stop(step, scores):
@@ -291,7 +291,7 @@ def test_evaluations_reported_before_a_stop_are_reported_once(trainer, sweep):
 
         return train(config, workdir, watch=watch_and_stop)
 
-    worker.run.train = stops
+    worker.run.train_run = stop_at_third_evaluation
     with pytest.raises(Stopped):
         work()
     [row] = work()
