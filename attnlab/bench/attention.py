@@ -133,9 +133,9 @@ def check_agreement(results: dict[str, tuple], problem: AttentionProblem) -> Non
     """
     first, *others = results
     for name in others:
-        for ours, theirs in zip(results[first], results[name], strict=True):
-            ours, theirs = np.asarray(ours), np.asarray(theirs)
-            difference, largest = np.max(np.abs(ours - theirs)), np.max(np.abs(ours))
+        for first_array, array in zip(results[first], results[name], strict=True):
+            difference = np.max(np.abs(np.asarray(first_array) - np.asarray(array)))
+            largest = np.max(np.abs(np.asarray(first_array)))
             if not difference <= TOLERANCE * largest:  # written so that NaN also raises
                 message = f'{first} and {name} differ by {difference:.1e} in numbers up to {largest:.1e}'
                 raise RunError(f'{message}: {problem}')

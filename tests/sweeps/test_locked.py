@@ -132,30 +132,31 @@ def test_a_folder_name_may_have_any_characters(tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize('at', ['draw', 'report_evaluation', 'claim_point', 'finish_claim'])
-def test_a_failing_database_ends_the_worker_and_does_not_fail_the_point(experiment, tmp_path, monkeypatch, at):
+@pytest.mark.parametrize(('failing', 'statuses'), [
+    ('draw', []), ('report_evaluation', ['waiting']), ('claim_point', []), ('finish_claim', ['done']),
+])  # fmt: skip
+def test_a_failing_database_ends_the_worker_and_does_not_fail_the_point(
+    experiment, tmp_path, monkeypatch, failing, statuses
+):
     config, trainer = experiment(SEARCHED), Trainer()
     plan = points.make_sweep_plan(config, [], ['rate'], {'trials': 2, 'sampler': 'random'})
     spec = sweep_directory.ensure_sweep_directory(tmp_path / 'sweep', plan)
-    work = lambda: worker.run_points(
-        progress.SweepProgress(tmp_path / 'sweep', plan), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db'
-    )
+    url = f'sqlite:///{tmp_path}/sweep/sweep.db'
+    work = lambda: worker.run_points(progress.SweepProgress(tmp_path / 'sweep', plan), spec['id'], url)
     monkeypatch.setattr(worker.run, 'train_run', trainer)
 
-    def fails(*args):
+    def failing_query(*args):
         engine = database.sqlalchemy.create_engine('sqlite://', poolclass=database.sqlalchemy.NullPool)
         with engine.connect() as connection:
             connection.exec_driver_sql('SELECT 1 FROM nowhere')
 
     with monkeypatch.context() as patch:
-        if at == 'draw':
-            patch.setattr(storage.optuna.samplers.RandomSampler, 'sample_independent', fails)
+        if failing == 'draw':
+            patch.setattr(storage.optuna.samplers.RandomSampler, 'sample_independent', failing_query)
         else:
-            patch.setattr(storage, at, fails)
+            patch.setattr(storage, failing, failing_query)
         with pytest.raises(RunError, match=r'--storage=sqlite:.* fails: no such table: nowhere'):
             work()
-        assert [row.status for row in sweep_files.read_sweep(tmp_path / 'sweep').rows] == ['done'] * (
-            at == 'finish_claim'
-        ) + ['waiting'] * (at == 'report_evaluation')
+        assert [row.status for row in sweep_files.read_sweep(tmp_path / 'sweep').rows] == statuses
     work()
     assert [row.status for row in sweep_files.read_sweep(tmp_path / 'sweep').rows] == ['done'] * 2

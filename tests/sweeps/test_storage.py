@@ -54,7 +54,7 @@ def trial_states(store):
     return [(trial.user_attrs['point'], trial.state) for trial in store.study.trials]
 
 
-STORES, CLAIMS = [], []
+STORES, CLAIMS = [], []  # opened by the current test
 
 
 @pytest.fixture(autouse=True)
