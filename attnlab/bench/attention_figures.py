@@ -69,8 +69,7 @@ def _draw_speed_panel(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
         if 'jax.nn' not in row['seconds']:
             position = {'xycoords': ('data', 'axes fraction'), 'rotation': 90, 'ha': 'center', 'va': 'top'}
             axes.annotate('jax.nn: out of memory', (row['shape'][1], 0.97), fontsize=7, color=MUTED_COLOUR,
-                          fontfamily=FONT,
-                          **position)  # fmt: skip
+                          fontfamily=FONT, **position)  # fmt: skip
 
 
 def plot_memory(peaks: Sequence[Mapping[str, Any]]) -> Figure:
