@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnlab import environment
-from tests.sweeps.processes import environment as process_environment
+from tests.sweeps.processes import process_environment
 
 
 @pytest.mark.parametrize(('things', 'count', 'parts'), [

@@ -1,1 +1,1 @@
-"""Our code beside what a user would pick instead, measured in one run."""
+"""Benchmarks: attnlab and the libraries that a user could use instead, timed in the same run."""

@@ -1,4 +1,4 @@
-"""Pictures of `attnlab bench attention`, made of the numbers that it writes."""
+"""Figures of `attnlab bench attention`, drawn from the numbers that it writes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OURS, SIDES = COLOURS[0], ('blockwise', 'jax.nn', 'PyTorch', 'dense', 'flax')  # a side keeps its colour everywhere
+ATTNLAB_COLOUR = COLOURS[0]
+COLOUR_ORDER = ('blockwise', 'jax.nn', 'PyTorch', 'dense', 'flax')
+"""Implementations in the order of `COLOURS`, so that each has one colour in all figures."""
+
 LABELS = {name: f'attnlab, {name}' for name in ('blockwise', 'dense')}
 
 
 def plot_speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """How many times as fast as jax.nn, by length: forward and with backward beside each other, plain above causal.
+    """Plot the speed relative to jax.nn by length.
 
-    rows: {'shape': [B, T, N, H], 'causal', 'backward', 'seconds': name -> list, 'chosen', ...}.  Lengths that jax.nn
-    cannot run have no such ratio; a note says so.
+    Columns: forward, forward and backward.  Rows: plain, causal.  A length that jax.nn cannot run has a note instead.
+
+    rows: {'shape': [B, T, N, H], 'causal', 'backward', 'seconds': implementation -> list, 'chosen', ...}.
     """
     from matplotlib.figure import Figure
 
@@ -32,9 +36,9 @@ def plot_speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
     for causal, backward in ((False, False), (False, True), (True, False), (True, True)):
         axes = panels[int(causal), int(backward)]
         style_axes(axes, f'{"causal" if causal else "plain"}, forward{" and backward" if backward else ""}')
-        chosen = [row for row in rows if (row['causal'], row['backward']) == (causal, backward)]
-        _speed_panel(axes, sorted(chosen, key=lambda row: row['shape'][1]))
-        _lengths(axes, lengths)
+        panel_rows = [row for row in rows if (row['causal'], row['backward']) == (causal, backward)]
+        _draw_speed_panel(axes, sorted(panel_rows, key=lambda row: row['shape'][1]))
+        _set_length_axis(axes, lengths)
         axes.set_yscale('log', base=2)
         axes.yaxis.set_major_formatter(lambda value, _: f'{value:g}x' if value >= 1 else f'1/{1 / value:g}x')
         axes.margins(y=0.12)
@@ -47,30 +51,31 @@ def plot_speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _speed_panel(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    axes.axhline(1, color=_colour('jax.nn'), linewidth=1.5, label='jax.nn = 1x')
+def _draw_speed_panel(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    axes.axhline(1, color=_colour_of('jax.nn'), linewidth=1.5, label='jax.nn = 1x')
     for name, label in (('chosen', 'attnlab'), ('PyTorch', 'PyTorch'), ('flax', 'flax')):
         points = []
         for row in rows:
             seconds = row['seconds']
-            side = row['chosen'] if name == 'chosen' else name
-            if 'jax.nn' in seconds and side in seconds:
-                points.append((row['shape'][1], median(seconds['jax.nn']) / median(seconds[side])))
+            implementation = row['chosen'] if name == 'chosen' else name
+            if 'jax.nn' in seconds and implementation in seconds:
+                speedup = median(seconds['jax.nn']) / median(seconds[implementation])
+                points.append((row['shape'][1], speedup))
         if points:
-            colour, width, order = (OURS, 2, 3) if name == 'chosen' else (_colour(name), 1.2, 2)
+            colour, width, order = (ATTNLAB_COLOUR, 2, 3) if name == 'chosen' else (_colour_of(name), 1.2, 2)
             axes.plot(*zip(*points, strict=True), color=colour, marker='o', markersize=4, linewidth=width, label=label,
                       zorder=order)  # fmt: skip
     for row in rows:
         if 'jax.nn' not in row['seconds']:
-            place = {'xycoords': ('data', 'axes fraction'), 'rotation': 90, 'ha': 'center', 'va': 'top'}
-            axes.annotate('jax.nn: out of memory', (row['shape'][1], 0.97), fontsize=7, color=MUTED_COLOUR, fontfamily=FONT,
-                          **place)  # fmt: skip
+            position = {'xycoords': ('data', 'axes fraction'), 'rotation': 90, 'ha': 'center', 'va': 'top'}
+            axes.annotate('jax.nn: out of memory', (row['shape'][1], 0.97), fontsize=7, color=MUTED_COLOUR,
+                          fontfamily=FONT, **position)  # fmt: skip
 
 
 def plot_memory(peaks: Sequence[Mapping[str, Any]]) -> Figure:
-    """Peak memory by length, both on logarithmic axes; a side ends where it no longer fits.
+    """Plot peak memory by length, on logarithmic axes; a line ends where an implementation runs out of memory.
 
-    peaks: {'shape': [B, T, N, H], 'bytes': name -> number, ...}.
+    peaks: {'shape': [B, T, N, H], 'bytes': implementation -> bytes, ...}.
     """
     from matplotlib.figure import Figure
 
@@ -79,13 +84,13 @@ def plot_memory(peaks: Sequence[Mapping[str, Any]]) -> Figure:
     style_axes(axes, 'peak memory, forward and backward')
     axes.set_yscale('log', base=2)
     lengths = sorted({peak['shape'][1] for peak in peaks})
-    largest = {name: number for peak in peaks for name, number in sorted(peak['bytes'].items())}
-    for name in sorted(largest, key=lambda name: -largest[name]):
+    last_bytes = {name: number for peak in peaks for name, number in sorted(peak['bytes'].items())}
+    for name in sorted(last_bytes, key=lambda name: -last_bytes[name]):
         points = [(peak['shape'][1], peak['bytes'][name] / 2**20) for peak in peaks if peak['bytes'].get(name, 0) > 0]
         if points:
-            axes.plot(*zip(*points, strict=True), color=_colour(name), marker='o', markersize=4,
+            axes.plot(*zip(*points, strict=True), color=_colour_of(name), marker='o', markersize=4,
                       linewidth=2 if name == 'blockwise' else 1.2, label=LABELS.get(name, name))  # fmt: skip
-    _lengths(axes, lengths)
+    _set_length_axis(axes, lengths)
     axes.set_xlabel('length T', fontsize=8, color=MUTED_COLOUR, fontfamily=FONT)
     axes.yaxis.set_major_formatter(lambda value, _: f'{value:g} MiB' if value < 1024 else f'{value / 1024:g} GiB')
     axes.legend(frameon=False, labelcolor=TEXT_COLOUR, prop={'family': FONT, 'size': 8})
@@ -93,14 +98,15 @@ def plot_memory(peaks: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as a PNG file."""
     figure.savefig(path, dpi=160, facecolor='white')
 
 
-def _colour(name: str) -> str:
-    return COLOURS[SIDES.index(name) if name in SIDES else -1]
+def _colour_of(name: str) -> str:
+    return COLOURS[COLOUR_ORDER.index(name) if name in COLOUR_ORDER else -1]
 
 
-def _lengths(axes: Axes, lengths: Sequence[int]) -> None:
+def _set_length_axis(axes: Axes, lengths: Sequence[int]) -> None:
     axes.set_xscale('log', base=2)
     axes.set_xticks(lengths, [f'{T:,}' if T % 1024 else f'{T // 1024}k' for T in lengths])
     axes.minorticks_off()

@@ -1,6 +1,7 @@
-"""A causal language model beside the same one in PyTorch: training steps, cached decoding, and where the time goes."""
+"""A causal language model in attnlab and in PyTorch: training steps, cached decoding, and a profile of a step."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,11 +15,12 @@ from attnlab.decode.sampling import sample_tokens
 from attnlab.errors import RunError
 from attnlab.models.language import LanguageModel
 
-PROMPT, BATCHES = 16, (1, 8)  # of decoding
+PROMPT_LENGTH = 16
+DECODING_BATCH_SIZES = (1, 8)
 
 
 class LanguageModelSizes(NamedTuple):
-    """V, D, L, N, T and B; by default those that nanoGPT's README trains on a CPU."""
+    """V, D, L, N, T and B; the defaults are those of the model that nanoGPT's README trains on a CPU."""
 
     vocabulary: int = 65
     width: int = 128
@@ -32,18 +34,21 @@ LARGER = LanguageModelSizes(vocabulary=8192, width=384, layers=6, heads=6, conte
 
 
 def main() -> None:
-    """Prints tokens a second of each side, ratios, and shares of our training step, for a small and a larger model."""
+    """Print tokens a second of each framework, ratios, and a profile of a step, for a small and a larger model."""
     measure_language_model((LanguageModelSizes(), LARGER), rounds=15, seconds=12.0)
 
 
 def measure_language_model(models: Sequence[LanguageModelSizes], rounds: int, seconds: float) -> None:
-    """One table a model: medians of interleaved rounds, none begun after `seconds` a row; then `steps.print_profile`.
+    """Print a table for each model, with medians of interleaved rounds, and a profile by `steps.print_profile`.
 
-    Training is forward, backward, clipping and Adam on one batch; decoding fills the context behind a prompt, greedily.
-    Both start from the same weights, and must agree on the loss and on the tokens there before they are timed.
-    PyTorch decodes by a loop in Python; only its training is compiled.
-    The machine has to be quiet: PyTorch's threads wait for each other in every product, and where another process
-    holds a core it loses many times what ours loses.
+    Training is forward, backward, gradient clipping and Adam on one batch.  Decoding fills the context after a prompt,
+    greedily.  Both frameworks start from the same weights; their losses and tokens are compared before they are timed.
+    PyTorch decodes in a Python loop; only its training is compiled.
+
+    The machine must be idle: PyTorch's threads wait for each other in every matrix product, so a process that occupies
+    a core slows PyTorch down many times more than attnlab.
+
+    rounds: most rounds of a row.  seconds: time of a row after which no further round begins.
     """
     from attnlab.bench import lm_torch as peer
 
@@ -54,18 +59,19 @@ def measure_language_model(models: Sequence[LanguageModelSizes], rounds: int, se
         functions, missing = lm_training_steps(sizes, model, params, arrays)
         times = time_interleaved(functions, rounds, seconds=seconds, settle=0.3)
         print(steps.table_row('training', arrays[0].size, times), flush=True)
-        for batch in BATCHES:
-            prompt = np.random.default_rng(1).integers(0, sizes.vocabulary, (batch, PROMPT)).astype(np.int32)
+        for batch in DECODING_BATCH_SIZES:
+            prompt = np.random.default_rng(1).integers(0, sizes.vocabulary, (batch, PROMPT_LENGTH)).astype(np.int32)
             functions = greedy_decoders(sizes, model, params, prompt)
             times = time_interleaved(functions, rounds, seconds=seconds, check=check_same_tokens)
-            print(steps.table_row(f'decoding, batch {batch}', batch * (sizes.context - PROMPT), times), flush=True)
+            token_count = batch * (sizes.context - PROMPT_LENGTH)
+            print(steps.table_row(f'decoding, batch {batch}', token_count, times), flush=True)
         for reason in missing:
             print(f'-: {reason}')
         steps.print_profile(steps.model_loss(model), params, arrays, lm_product_shapes(sizes), rounds, seconds)
 
 
 def create_language_model(sizes: LanguageModelSizes) -> tuple[LanguageModel, Any, tuple[np.ndarray, np.ndarray]]:
-    """A model, its parameters, and a batch of random tokens as inputs and labels [B, T] int32."""
+    """Return a model, its parameters, and a batch of random tokens as inputs and labels, each [B, T] int32."""
     config = LanguageModelConfig(
         layers=sizes.layers, width=sizes.width, heads=sizes.heads, context=sizes.context, init=0.0, scaled_init=False
     )
@@ -75,13 +81,13 @@ def create_language_model(sizes: LanguageModelSizes) -> tuple[LanguageModel, Any
     return model, params, (tokens[:, :-1], tokens[:, 1:])
 
 
-def _peer(sizes: LanguageModelSizes, params: Any) -> Any:
-    """PyTorch's model with our parameters."""
+def _torch_model(sizes: LanguageModelSizes, params: Any) -> Any:
+    """Return the PyTorch model with the same parameters."""
     from attnlab.bench import lm_torch as peer
 
-    other = peer.LanguageModel(sizes.vocabulary, sizes.width, sizes.layers, sizes.context, sizes.heads, 'gelu')
-    peer.load_parameters(other, params)
-    return other
+    model = peer.LanguageModel(sizes.vocabulary, sizes.width, sizes.layers, sizes.context, sizes.heads, 'gelu')
+    peer.load_parameters(model, params)
+    return model
 
 
 # Training
@@ -90,11 +96,12 @@ def _peer(sizes: LanguageModelSizes, params: Any) -> Any:
 def lm_training_steps(
     sizes: LanguageModelSizes, model: LanguageModel, params: Any, arrays: tuple[np.ndarray, ...]
 ) -> tuple[dict[str, Callable[[], float]], list[str]]:
-    """As `steps.training_steps`."""
+    """Return the result of `steps.training_steps` for this model."""
     from attnlab.bench import lm_torch as peer
 
-    other = lambda: _peer(sizes, params)
-    return steps.training_steps(steps.model_loss(model), params, arrays, other, peer.loss, peer.to_tensors(arrays))
+    make_torch_model = partial(_torch_model, sizes, params)
+    loss, tensors = steps.model_loss(model), peer.to_tensors(arrays)
+    return steps.training_steps(loss, params, arrays, make_torch_model, peer.loss, tensors)
 
 
 # Decoding
@@ -103,40 +110,44 @@ def lm_training_steps(
 def greedy_decoders(
     sizes: LanguageModelSizes, model: LanguageModel, params: Any, prompt: np.ndarray
 ) -> dict[str, Callable[[], np.ndarray]]:
-    """What fills the context behind a prompt [B, P], by side; each returns the tokens [B, T - P]."""
+    """Return for each framework a function that decodes the tokens [B, T - P] after a prompt [B, P]."""
     from attnlab.bench import lm_torch as peer
 
-    other, count = _peer(sizes, params), sizes.context - prompt.shape[1]
+    torch_model, count = _torch_model(sizes, params), sizes.context - prompt.shape[1]
     return {
         'attnlab': greedy_decoder(model, params, prompt, count),
-        'PyTorch eager': lambda: peer.generate_greedily(other, prompt, count),
+        'PyTorch eager': lambda: peer.generate_greedily(torch_model, prompt, count),
     }
 
 
 def greedy_decoder(model: LanguageModel, params: Any, prompt: np.ndarray, count: int) -> Callable[[], np.ndarray]:
-    """A function that returns the `count` most probable tokens after a prompt [B, P], by one compiled program."""
+    """Return a function that decodes `count` tokens greedily after a prompt [B, P], as [B, count] int32.
+
+    All steps are one compiled program.
+    """
 
     @jax.jit
     def run(params: Any, prompt: jax.Array) -> jax.Array:
-        kept = cache.init_cache(model, params, len(prompt), prompt.shape[1] + count)
-        kept, _ = cache.extend_cache(model, params, kept, prompt[:, :-1])
-        step, rng = cache.make_decode_step(model, params), jax.random.key(0)  # temperature 0 draws nothing
-        return sample_tokens(step, kept, prompt[:, -1], rng=rng, limit=count, temperature=0.0).tokens
+        state = cache.init_cache(model, params, len(prompt), prompt.shape[1] + count)
+        state, _ = cache.extend_cache(model, params, state, prompt[:, :-1])
+        step, rng = cache.make_decode_step(model, params), jax.random.key(0)  # unused at temperature 0
+        return sample_tokens(step, state, prompt[:, -1], rng=rng, limit=count, temperature=0.0).tokens
 
     return lambda: np.asarray(run(params, prompt))
 
 
-def check_same_tokens(found: Mapping[str, np.ndarray]) -> None:
-    """Raises RunError unless all sides say the same."""
-    first, *others = found
+def check_same_tokens(tokens: Mapping[str, np.ndarray]) -> None:
+    """Raise RunError unless all frameworks decode the same tokens.  tokens: framework -> [B, T - P] int32."""
+    first, *others = tokens
     for name in others:
-        apart = np.argwhere(found[first] != found[name])
-        if len(apart):
-            row, at = apart[np.argmin(apart[:, 1])]
-            raise RunError(f'the same weights and prompt: {first} and {name} part in row {row} at token {at}')
+        differences = np.argwhere(tokens[first] != tokens[name])
+        if len(differences):
+            row, position = differences[np.argmin(differences[:, 1])]
+            message = f'{first} and {name} differ in row {row} from token {position} on'
+            raise RunError(f'the same weights and prompt give different tokens: {message}')
 
 
 def lm_product_shapes(sizes: LanguageModelSizes) -> steps.ProductShapes:
-    """Shapes of both sides of each matrix product of the forward pass."""
+    """Return the shapes of both operands of each matrix product of the forward pass."""
     V, D, L, N, T, B = sizes
     return steps.block_product_shapes(B, T, D, N, 4 * D) * L + [((B * T, D), (D, V))]

@@ -1,6 +1,6 @@
-"""`LanguageModel` as a PyTorch user writes it: one product for queries, keys and values, fused attention and Adam.
+"""The language model as a PyTorch user writes it: one product for queries, keys and values, and fused attention.
 
-The definition that the tests compare ours with, and the other side of `attnlab bench lm`.  Loading this module loads
+The tests compare attnlab's model with this one, and `attnlab bench lm` times both.  Importing this module imports
 PyTorch, which is an optional extra.
 """
 
@@ -16,11 +16,12 @@ torch: Any = torch_training.import_torch()
 nn, F = torch.nn, torch.nn.functional
 
 Tensor = Any
-GELU_APPROXIMATION = {'gelu': 'none', 'gelu_tanh': 'tanh'}  # what `BlockConfig.mlp` calls what `nn.GELU` is told
+GELU_APPROXIMATION = {'gelu': 'none', 'gelu_tanh': 'tanh'}
+"""Value of `BlockConfig.mlp` -> argument of `nn.GELU`."""
 
 
 class Block(nn.Module):
-    """Attention, then two layers with GELU between them, each behind a norm and added to what came in."""
+    """A pre-norm Transformer block: attention, then an MLP of two layers with GELU, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, mlp: str, mlp_width: int | None = None, causal: bool = True) -> None:
         super().__init__()
@@ -35,7 +36,10 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, cache: Tensor | None = None, at: int = 0) -> Tensor:
-        """x [B, T, D] of positions from `at` on; cache [2, B, N, context, H], keys and values of those before."""
+        """Return the output [B, T, D] for x [B, T, D].
+
+        cache: [2, B, N, context, H], keys and values, filled in place.  at: position of the first token of x.
+        """
         B, T, D = x.shape
         split = self.qkv(self.attention_norm(x)).view(B, T, 3, self.heads, D // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)
@@ -48,19 +52,19 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """`attnlab.models.language.LanguageModel` of the same sizes: learned positions, tied, no dropout."""
+    """`attnlab.models.language.LanguageModel` with learned positions, tied embeddings and no dropout."""
 
     def __init__(self, vocabulary: int, width: int, layers: int, context: int, heads: int, mlp: str = 'gelu') -> None:
         super().__init__()
         self.embedding, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads, mlp) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.cached = (layers, 2, heads, context, width // heads)
+        self.cache_shape = (layers, 2, heads, context, width // heads)
 
     def forward(self, tokens: Tensor, cache: Tensor | None = None, at: int = 0) -> Tensor:
-        """tokens [B, T]: logits [B, T, V]; with a cache, which it fills, those of the last token only, [B, 1, V].
+        """Return the logits [B, T, V] for tokens [B, T]; with a cache, those of the last token only, [B, 1, V].
 
-        cache: [L, 2, B, N, context, H].  at: how many positions it holds; unless none, T is 1.
+        cache: [L, 2, B, N, context, H], filled in place.  at: number of positions in the cache; if not 0, T must be 1.
         """
         x = self.embedding(tokens) + self.positions.weight[at : at + tokens.shape[1]]
         for layer, block in enumerate(self.blocks):
@@ -68,18 +72,18 @@ class LanguageModel(nn.Module):
         return F.linear(self.norm(x if cache is None else x[:, -1:]), self.embedding.weight)
 
     def start(self, batch: int) -> Tensor:
-        """An empty cache for so many rows."""
-        layers, both, heads, context, width = self.cached
-        return self.norm.weight.new_zeros(layers, both, batch, heads, context, width)
+        """Return an empty cache for `batch` rows, [L, 2, B, N, context, H]."""
+        layers, keys_and_values, heads, context, width = self.cache_shape
+        return self.norm.weight.new_zeros(layers, keys_and_values, batch, heads, context, width)
 
 
 def loss(model: LanguageModel, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy in nats, the mean over all labels."""
+    """Return the mean cross-entropy over all labels, in nats."""
     return F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
 
 
 def generate_greedily(model: LanguageModel, prompt: np.ndarray, count: int) -> np.ndarray:
-    """The `count` tokens [B, count] that follow the prompt [B, P], each the most probable one; keys are cached."""
+    """Return `count` tokens [B, count] after a prompt [B, P], decoded greedily with a cache."""
     tokens, chosen = torch.from_numpy(prompt).long(), []
     with torch.inference_mode():
         cache, at = model.start(len(prompt)), 0
@@ -92,12 +96,12 @@ def generate_greedily(model: LanguageModel, prompt: np.ndarray, count: int) -> n
 
 
 def load_parameters(model: LanguageModel, params: Mapping[str, Any]) -> None:
-    """Gives `model` the parameters of our tree."""
+    """Copy parameters of attnlab's model into a PyTorch model."""
     torch_training.load_state_dict(model, state_dict(params))
 
 
 def state_dict(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Our tree (of parameters or of gradients) under PyTorch's names and in its layout."""
+    """Return a tree of attnlab's model, parameters or gradients, with the names and layout of the PyTorch model."""
     stack, table = params['stack'], params['place']['positions']['table']
     out = {'embedding.weight': params['embedding']['embedding'], 'positions.weight': table}
     out |= norm_state_dict('norm', stack['norm'])
@@ -107,7 +111,7 @@ def state_dict(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def block_state_dict(params: Mapping[str, Any]) -> dict[str, Any]:
-    """`state_dict` of one block."""
+    """Return the `state_dict` of one block."""
     attention, mlp = params['attention'], params['mlp']
     parts = [attention[name] for name in ('query', 'key', 'value')]
     D = parts[0]['kernel'].shape[0]
@@ -130,11 +134,11 @@ def block_state_dict(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def norm_state_dict(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """`state_dict` of one norm."""
+    """Return the `state_dict` of one norm."""
     return {f'{name}.weight': params['scale'], f'{name}.bias': params['bias']}
 
 
 def to_tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor]:
-    """Arrays (inputs, labels) as tensors."""
+    """Return arrays (inputs, labels) as tensors."""
     inputs, labels = (torch.from_numpy(np.ascontiguousarray(x)).long() for x in arrays)
     return inputs, labels

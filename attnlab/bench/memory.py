@@ -1,7 +1,7 @@
 """Peak memory of one call, measured in a process of its own.
 
-The compiler's own account of a program's temporaries leaves out what its matrix products copy, so what counts is what
-the operating system sees: how far the resident memory of the process rises above where it stood before the call.
+The compiler's count of temporary memory does not include the copies that its matrix products make.  So the measure is
+the peak of the resident memory of the process, minus its resident memory before the call.
 """
 
 import ctypes
@@ -11,28 +11,32 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 
-from attnlab.bench import attention_functions as sides
+from attnlab.bench import attention_functions
 from attnlab.errors import RunError
 
-STATUS, CLEAR, MACHINE = (Path(f'/proc/{name}') for name in ('self/status', 'self/clear_refs', 'meminfo'))
+PROCESS_STATUS = Path('/proc/self/status')
+CLEAR_REFS = Path('/proc/self/clear_refs')
+MEMORY_INFO = Path('/proc/meminfo')
 
 
 def can_measure_memory() -> bool:
-    """Whether this system tells: Linux does."""
-    return CLEAR.exists()
+    """Return whether this system reports peak memory; only Linux does."""
+    return CLEAR_REFS.exists()
 
 
 def available_memory() -> float:
-    """Bytes that a new process may take; infinity where the system does not tell."""
-    return _read(MACHINE, 'MemAvailable') if MACHINE.exists() else float('inf')
+    """Return the bytes that are free for a new process; infinity if the system does not report them."""
+    return _read_bytes(MEMORY_INFO, 'MemAvailable') if MEMORY_INFO.exists() else float('inf')
 
 
-def measure_peak_memory(name: str, problem: sides.AttentionProblem) -> int:
-    """Bytes by which a fresh process grows at most during the first call of a side of the bench, results included.
+def measure_peak_memory(name: str, problem: attention_functions.AttentionProblem) -> int:
+    """Return the growth of a new process during the first call of a function, in bytes, results included.
 
-    Raises RunError where the system ends the process, as it does where memory runs out.
+    name: as in `attention_functions.prepare_function`.
+
+    Raises RunError if the system ends the process, for example because memory runs out.
     """
-    # Started anew, not forked: a fork begins with the parent's memory, and its peak with the parent's peak.
+    # Spawned, not forked: a fork would start with the memory and the peak of its parent.
     with ProcessPoolExecutor(1, mp_context=get_context('spawn')) as pool:
         try:
             return pool.submit(memory_growth, name, problem).result()
@@ -40,24 +44,24 @@ def measure_peak_memory(name: str, problem: sides.AttentionProblem) -> int:
             raise RunError('was ended by the system') from None
 
 
-def memory_growth(name: str, problem: sides.AttentionProblem) -> int:
-    """`measure_peak_memory`, in this process."""
+def memory_growth(name: str, problem: attention_functions.AttentionProblem) -> int:
+    """Return the same as `measure_peak_memory`, measured in this process."""
     B, _, N, H = problem.shape
-    sides.prepare_function(
-        name, problem._replace(shape=(B, 64, N, H))
-    )()  # libraries load and threads start at a first call
-    call = sides.prepare_function(name, problem)
-    if trim := getattr(ctypes.CDLL(None), 'malloc_trim', None):  # what is free but still held would hide some growth
+    # The first call loads libraries and starts threads.
+    attention_functions.prepare_function(name, problem._replace(shape=(B, 64, N, H)))()
+    call = attention_functions.prepare_function(name, problem)
+    # Memory that is free but still held by the process would hide a part of the growth.
+    if trim := getattr(ctypes.CDLL(None), 'malloc_trim', None):
         trim(0)
-    CLEAR.write_text('5')  # the peak so far is forgotten, that of compiling included
-    before = _read(STATUS, 'VmRSS')
+    CLEAR_REFS.write_text('5')  # resets the peak, which compilation has raised
+    before = _read_bytes(PROCESS_STATUS, 'VmRSS')
     call()
-    return _read(STATUS, 'VmHWM') - before
+    return _read_bytes(PROCESS_STATUS, 'VmHWM') - before
 
 
-def _read(file: Path, name: str) -> int:
-    """The bytes that a line such as `VmRSS:  1024 kB` tells."""
-    found = re.search(rf'^{name}:\s+(\d+) kB', file.read_text(), re.MULTILINE)
-    if not found:
-        raise RunError(f'{file} tells no {name}')
-    return 1024 * int(found[1])
+def _read_bytes(file: Path, name: str) -> int:
+    """Return the number in a line such as `VmRSS:  1024 kB`, in bytes."""
+    match = re.search(rf'^{name}:\s+(\d+) kB', file.read_text(), re.MULTILINE)
+    if not match:
+        raise RunError(f'{file} has no line {name}')
+    return 1024 * int(match[1])

@@ -1,4 +1,4 @@
-"""A training step of the recurrent model beside the same step in PyTorch."""
+"""Training steps of the recurrent sequence-to-sequence model in attnlab and in PyTorch."""
 
 import functools
 from collections.abc import Callable
@@ -23,7 +23,7 @@ PACKAGES = ('jax', 'flax', 'torch')
 
 
 class Seq2SeqSizes(NamedTuple):
-    """Those of experiments/align/multi30k_gru.py, at the width of its typical batch."""
+    """Sizes of experiments/align/multi30k_gru.py; width: sequence length of its typical batch."""
 
     vocabulary: int = 6000
     embedding: int = 128
@@ -34,38 +34,45 @@ class Seq2SeqSizes(NamedTuple):
 
 
 def main() -> None:
-    """Prints milliseconds a step, target tokens a second and the ratio, for each attention."""
+    """Print milliseconds a step, target tokens a second, and the ratio of times, for each attention."""
     measure_seq2seq(Seq2SeqSizes(), rounds=15)
 
 
 def measure_seq2seq(sizes: Seq2SeqSizes, rounds: int) -> None:
-    """One step is forward, backward, clipping and Adam, on one batch with some padding.
+    """Print a table of training steps, with medians of interleaved rounds.
 
-    Both start from the same weights, and must agree on the loss there before either is timed.
-    PyTorch runs eagerly, on as many threads as it takes by itself.
+    A step is forward, backward, gradient clipping and Adam on one batch with some padding.  Both frameworks start from
+    the same weights; their losses are compared before they are timed.  PyTorch runs eagerly, with its default number of
+    threads.
     """
     from attnlab.bench import seq2seq_torch as peer
 
     arrays = random_batch(sizes)
     tokens = int(np.sum(arrays[2] != 0))
     print(describe_hardware(PACKAGES))
-    print(f'PyTorch eager on {peer.torch.get_num_threads()} threads; {tokens} target tokens in {arrays[2].size} places')
+    threads = peer.torch.get_num_threads()
+    print(f'PyTorch eager on {threads} threads; {tokens} target tokens in {arrays[2].size} positions')
     print(f'{"attention":<10}{"attnlab":>18}{"PyTorch":>25}{"ratio":>12}')
     for attention in ATTENTIONS:
         functions = seq2seq_training_steps(sizes, attention, arrays)
-        times = {name: median(each) for name, each in time_interleaved(functions, rounds, settle=0.3).items()}
+        measured = time_interleaved(functions, rounds, settle=0.3)
+        times = {name: median(step_seconds) for name, step_seconds in measured.items()}
         cells = (f'{1e3 * seconds:8.1f} ms {tokens / seconds:8.0f} tok/s' for seconds in times.values())
         print(f'{attention:<10}', *cells, f'{times["PyTorch"] / times["attnlab"]:6.2f}')
 
 
 def random_batch(sizes: Seq2SeqSizes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Source, decoder inputs and labels, [B, width] int32, of 11 to 16 tokens in 16 places, EOS last."""
+    """Return source, decoder inputs and labels, each [B, width] int32.
+
+    The rows have 11 to 16 tokens if the width is 16, with EOS last, and are padded with 0.
+    """
     random = np.random.default_rng(0)
     sides = []
     for _ in range(2):
         lengths = random.integers(sizes.width * 2 // 3 + 1, sizes.width + 1, (sizes.batch, 1))
-        tokens, at = random.integers(4, sizes.vocabulary, (sizes.batch, sizes.width)), np.arange(sizes.width)
-        sides.append(np.where(at < lengths - 1, tokens, np.where(at == lengths - 1, EOS, 0)).astype(np.int32))
+        tokens, position = random.integers(4, sizes.vocabulary, (sizes.batch, sizes.width)), np.arange(sizes.width)
+        ends = np.where(position == lengths - 1, EOS, 0)
+        sides.append(np.where(position < lengths - 1, tokens, ends).astype(np.int32))
     source, labels = sides
     inputs = np.where(labels == 0, 0, np.roll(labels, 1, axis=1))
     inputs[:, 0] = BOS
@@ -75,30 +82,30 @@ def random_batch(sizes: Seq2SeqSizes) -> tuple[np.ndarray, np.ndarray, np.ndarra
 def seq2seq_training_steps(
     sizes: Seq2SeqSizes, attention: AttentionName, arrays: tuple[np.ndarray, ...]
 ) -> dict[str, Callable[[], float]]:
-    """The two training steps, by name; raises RunError if they are not the same computation."""
+    """Return the training step of each framework; raise RunError if they have different losses."""
     from attnlab.bench import seq2seq_torch as peer
 
     V, embedding, hidden, *_, dropout = sizes
     config = RecurrentConfig(embedding=embedding, hidden=hidden, attention=attention, dropout=dropout)
     model = RecurrentSeq2Seq(V, V, config)
-    other = peer.Seq2Seq(V, V, 'gru', embedding, hidden, 1, True, False, attention, dropout)
+    torch_model = peer.Seq2Seq(V, V, 'gru', embedding, hidden, 1, True, False, attention, dropout)
     params = jax.jit(model.init)(jax.random.key(0), *arrays[:2])['params']
-    peer.load_parameters(other, params)
+    peer.load_parameters(torch_model, params)
     loss, tensors = functools.partial(peer.loss, smoothing=LABEL_SMOOTHING), peer.to_tensors(arrays)
-    steps.check_same_loss(
-        seq2seq_loss(model, noise=False), params, arrays, torch_training.evaluate_loss(other, loss, tensors)
-    )
+    torch_loss = torch_training.evaluate_loss(torch_model, loss, tensors)
+    steps.check_same_loss(seq2seq_loss(model, dropout=False), params, arrays, torch_loss)
     return {
-        'attnlab': steps.attnlab_training_step(seq2seq_loss(model), params, arrays), 'PyTorch': torch_training.torch_training_step(other, loss, tensors),
-    }  # fmt: skip
+        'attnlab': steps.attnlab_training_step(seq2seq_loss(model), params, arrays),
+        'PyTorch': torch_training.torch_training_step(torch_model, loss, tensors),
+    }
 
 
-def seq2seq_loss(model: RecurrentSeq2Seq, noise: bool = True) -> steps.LossFunction:
-    """The mean over a batch (source, inputs, labels), with dropout or without."""
+def seq2seq_loss(model: RecurrentSeq2Seq, dropout: bool = True) -> steps.LossFunction:
+    """Return a loss function of batches (source, inputs, labels): label-smoothed cross-entropy over all labels."""
 
     def loss(params: Any, batch: Any, rng: jax.Array) -> LossSums:
         source, inputs, labels = batch
-        logits, _ = model.apply({'params': params}, source, inputs, not noise, rngs={'dropout': rng})
+        logits, _ = model.apply({'params': params}, source, inputs, not dropout, rngs={'dropout': rng})
         return cross_entropy(logits, jnp.asarray(labels), LABEL_SMOOTHING)
 
     return loss

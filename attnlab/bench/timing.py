@@ -1,4 +1,4 @@
-"""Times that may be compared: taken in turns on one machine, with the machine named."""
+"""Comparable times: functions timed in turns on one machine, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ def time_interleaved(
     functions: Mapping[str, Callable[[], Any]], rounds: int, *, seconds: float = math.inf, seed: int | None = None,
     check: Callable[[dict[str, Any]], None] | None = None, settle: float = 0.0,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Seconds of each function, one entry a round; compare the medians.
+    """Time functions in turns; return the seconds of each function, one entry for each round.  Compare the medians.
 
-    settle: a training step runs behind others of its own, and finds memory and threads as they left them; threads of
-    another library may go on waiting for work at full speed for a while.  For so many seconds a function is called in
-    its turn, none of the calls timed, before the one that is.
+    A function returns when its work is done: it must block until a device's result is ready.
 
-    A round calls every function once, each round starting with another one, so that a slow spell of the machine and
-    what the one before left in the caches strike all alike.  With a `seed` the order is drawn anew each round: a
-    function that frees much memory slows down the one after it, which then is not always the same.  An untimed call of
-    each comes first: it compiles and warms up, and `check` gets what they return, to raise if they do not agree.
-    After three rounds, none is begun once `seconds` have passed.
-    A function returns when its work is done: block on a device's result inside it.
+    Each function is first called once without timing, which compiles it and warms caches.  Then every round calls every
+    function once, and each round starts with another function, so that slow phases of the machine and the caches that a
+    function leaves behind affect all functions alike.
+
+    rounds: most rounds.  seconds: after this time and at least three rounds, no further round begins.
+    seed: if set, the order is drawn anew in each round.  This helps if a function frees much memory, which slows down
+      the function after it.
+    check: called with the results of the untimed calls; raises if they do not agree.
+    settle: before each timed call, the function is called without timing for this many seconds.  A training step
+      normally follows other steps of its own, with memory and threads as they left them; threads of another library may
+      wait for work at full speed for a while.
     """
-    warm = {name: function() for name, function in functions.items()}
+    results = {name: function() for name, function in functions.items()}
     if check:
-        check(warm)
-    del warm  # memory that is held would be one more difference between the calls
+        check(results)
+    del results  # their memory would affect the timed calls
     times: dict[str, list[float]] = {name: [] for name in functions}
-    names, draw, begin = list(functions), random.Random(seed), time.perf_counter()
-    for turn in range(rounds):
-        if turn >= 3 and time.perf_counter() - begin >= seconds:
+    names, generator, begin = list(functions), random.Random(seed), time.perf_counter()
+    for round_number in range(rounds):
+        if round_number >= 3 and time.perf_counter() - begin >= seconds:
             break
-        first = turn % len(names)
-        order = names[first:] + names[:first] if seed is None else draw.sample(names, len(names))
+        first = round_number % len(names)
+        order = names[first:] + names[:first] if seed is None else generator.sample(names, len(names))
         for name in order:
             start = time.perf_counter()
             while time.perf_counter() - start < settle:
@@ -52,21 +55,21 @@ def time_interleaved(
 
 
 def describe_hardware(packages: Sequence[str] = ()) -> str:
-    """One line: the processor, the cores this process may use, Python, and the versions of installed `packages`."""
-    usable = getattr(os, 'sched_getaffinity', None)  # Linux: what a container allows, not what the machine has
-    cores = len(usable(0)) if usable else os.cpu_count() or 1
-    found = {'Python': platform.python_version(), **{name: _version(name) for name in packages}}
-    return ', '.join([_processor(Path('/proc/cpuinfo')), f'{cores} core{"s" * (cores > 1)}',
-                      *(f'{name} {number}' for name, number in found.items() if number)])
+    """Return one line: processor, cores that this process may use, versions of Python and of installed `packages`."""
+    get_cores = getattr(os, 'sched_getaffinity', None)  # on Linux: the cores that a container may use
+    cores = len(get_cores(0)) if get_cores else os.cpu_count() or 1
+    versions = {'Python': platform.python_version(), **{name: _installed_version(name) for name in packages}}
+    parts = [_processor_name(Path('/proc/cpuinfo')), f'{cores} core{"s" * (cores > 1)}']
+    return ', '.join(parts + [f'{name} {number}' for name, number in versions.items() if number])
 
 
-def _processor(table: Path) -> str:
-    lines = table.read_text('utf-8', 'replace').splitlines() if table.exists() else []
+def _processor_name(cpuinfo: Path) -> str:
+    lines = cpuinfo.read_text('utf-8', 'replace').splitlines() if cpuinfo.exists() else []
     models = [line.partition(':')[2].strip() for line in lines if line.startswith('model name')]
-    return models[0] if models else platform.processor() or platform.machine()  # Arm's table names no model
+    return models[0] if models else platform.processor() or platform.machine()  # on Arm, cpuinfo has no model name
 
 
-def _version(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The way to PyTorch, an optional extra, and a training step as its users write one."""
+"""PyTorch, which is an optional extra: importing it, copying parameters, and a training step as its users write it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ GRADIENT_CLIP, LEARNING_RATE = 1.0, 1e-3
 
 
 def import_torch() -> Any:
-    """The module; UserError, with what installs it, where it is missing."""
+    """Return the module torch; raise UserError with the command that installs it if it is missing."""
     try:
         import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -20,17 +20,17 @@ def import_torch() -> Any:
 
 
 def load_state_dict(model: Any, arrays: Mapping[str, Any]) -> None:
-    """Give a model the parameters of its names."""
+    """Copy arrays into the parameters of a PyTorch model, by name."""
     model.load_state_dict({name: import_torch().from_numpy(np.array(x)) for name, x in arrays.items()})
 
 
 def linear_state_dict(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Our dense layer under PyTorch's names and in its layout."""
+    """Return a Flax dense layer's parameters with the names and layout of `torch.nn.Linear`."""
     return {f'{name}.weight': params['kernel'].T} | ({f'{name}.bias': params['bias']} if 'bias' in params else {})
 
 
 def evaluate_loss(model: Any, loss: Callable[..., Any], batch: Sequence[Any]) -> float:
-    """loss(model, *batch) without dropout."""
+    """Return loss(model, *batch) without dropout."""
     model.eval()
     with import_torch().no_grad():
         value = loss(model, *batch).item()
@@ -41,31 +41,34 @@ def evaluate_loss(model: Any, loss: Callable[..., Any], batch: Sequence[Any]) ->
 def torch_training_step(
     model: Any, loss: Callable[..., Any], batch: Sequence[Any], compiled: bool = False
 ) -> Callable[[], float]:
-    """A function that trains `model` by one step of clipping and fused Adam on a batch of tensors, and returns
-    loss(model, *batch) before it.
+    """Return a function that trains `model` by one step on a batch of tensors and returns the loss before the step.
 
-    compiled: forward and backward by `torch.compile`, which needs a C++ compiler; raises RunError where it fails.
+    A step is forward, backward, gradient clipping and fused Adam.
+
+    compiled: run forward and backward through `torch.compile`, which needs a C++ compiler.
+
+    Raises RunError if compilation fails.
     """
-    framework = import_torch()
-    graded = _compile(model, loss, batch) if compiled else loss
-    adam = framework.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+    torch = import_torch()
+    loss_function = _compile_loss(model, loss, batch) if compiled else loss
+    adam = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
 
     def step() -> float:
-        value = graded(model, *batch)
+        value = loss_function(model, *batch)
         adam.zero_grad()
         value.backward()
-        framework.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_CLIP)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_CLIP)
         adam.step()
         return value.item()
 
     return step
 
 
-def _compile(model: Any, loss: Callable[..., Any], batch: Sequence[Any]) -> Callable[..., Any]:
-    graded = import_torch().compile(loss)
+def _compile_loss(model: Any, loss: Callable[..., Any], batch: Sequence[Any]) -> Callable[..., Any]:
+    compiled_loss = import_torch().compile(loss)
     try:
-        graded(model, *batch).backward()  # compiles; gradients are all that it changes
-    except Exception as error:  # of the tracer, of the code generator, of the system's compiler: no common class
+        compiled_loss(model, *batch).backward()  # compiles both passes; changes nothing except gradients
+    except Exception as error:  # tracer, code generator and system compiler have no common exception class
         lines = str(error).strip().splitlines()
         raise RunError(f'torch.compile failed: {lines[0] if lines else type(error).__name__}') from None
-    return graded
+    return compiled_loss

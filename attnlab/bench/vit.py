@@ -1,4 +1,4 @@
-"""A training step of the Vision Transformer beside the same step in PyTorch, where the time goes, and the input."""
+"""The Vision Transformer in attnlab and in PyTorch: training steps, a profile of a step, and the input pipeline."""
 
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -17,9 +17,9 @@ from attnlab.tasks.vision import dataset
 
 
 class VitSizes(NamedTuple):
-    """Images of `side` x `side` in patches of `patch` x `patch`, D, L, N, F, classes and B.
+    """Images of `side` x `side` pixels, patches of `patch` x `patch` pixels, D, L, N, F, classes and B.
 
-    By default a model for CIFAR that a laptop trains.
+    The defaults are a model for CIFAR that a laptop can train.
     """
 
     side: int = 32
@@ -36,17 +36,21 @@ LARGER = VitSizes(width=256, layers=6, mlp_width=1024, batch=64)
 
 
 def main() -> None:
-    """Prints images a second of each side, ratios, and shares of our training step, for a small and a larger model;
-    and images a second that batches are made of."""
+    """Print images a second of each framework, ratios, and a profile of a step, for a small and a larger model.
+
+    Then print images a second of the input pipelines.
+    """
     measure_vit((VitSizes(), LARGER), rounds=9, seconds=20.0)
     print(measure_input_speed(VitSizes().batch, rounds=9, seconds=20.0))
 
 
 def measure_vit(models: Sequence[VitSizes], rounds: int, seconds: float) -> None:
-    """One table a model: medians of interleaved rounds, none begun after `seconds` a row; then `steps.print_profile`.
+    """Print a table for each model, with medians of interleaved rounds, and a profile by `steps.print_profile`.
 
-    A step is forward, backward, clipping and Adam on one batch of images that lie in memory.  All sides start from the
-    same weights, and must agree on the loss there before they are timed.  The machine has to be quiet.
+    A step is forward, backward, gradient clipping and Adam on one batch of images in memory.  All frameworks start from
+    the same weights; their losses are compared before they are timed.  The machine must be idle.
+
+    rounds: most rounds of a row.  seconds: time of a row after which no further round begins.
     """
     from attnlab.bench import vit_torch as peer
 
@@ -63,15 +67,15 @@ def measure_vit(models: Sequence[VitSizes], rounds: int, seconds: float) -> None
 
 
 def create_vit(sizes: VitSizes) -> tuple[VisionTransformer, Any, tuple[np.ndarray, np.ndarray]]:
-    """A model, its parameters, and a batch of noise [B, side, side, 3] float32 with labels [B] int32."""
-    both = sizes.side, sizes.side
+    """Return a model, its parameters, and a batch: noise images [B, side, side, 3] float32 and labels [B] int32."""
+    image = sizes.side, sizes.side
     config = VitConfig(
-        image=both, patch=(sizes.patch, sizes.patch), layers=sizes.layers, width=sizes.width, heads=sizes.heads,
+        image=image, patch=(sizes.patch, sizes.patch), layers=sizes.layers, width=sizes.width, heads=sizes.heads,
         mlp_width=sizes.mlp_width, init=0.0, scaled_init=False,
     )  # fmt: skip
     model = VisionTransformer(sizes.classes, config)
     random = np.random.default_rng(0)
-    images = random.normal(size=(sizes.batch, *both, 3)).astype(np.float32)
+    images = random.normal(size=(sizes.batch, *image, 3)).astype(np.float32)
     labels = random.integers(0, sizes.classes, sizes.batch).astype(np.int32)
     params = jax.jit(model.init)(jax.random.key(0), images)['params']
     return model, params, (images, labels)
@@ -80,31 +84,32 @@ def create_vit(sizes: VitSizes) -> tuple[VisionTransformer, Any, tuple[np.ndarra
 def vit_training_steps(
     sizes: VitSizes, model: VisionTransformer, params: Any, arrays: tuple[np.ndarray, ...]
 ) -> tuple[dict[str, Callable[[], float]], list[str]]:
-    """As `steps.training_steps`."""
+    """Return the result of `steps.training_steps` for this model."""
     from attnlab.bench import vit_torch as peer
 
-    def other() -> Any:
-        made = peer.VisionTransformer(
+    def make_torch_model() -> Any:
+        torch_model = peer.VisionTransformer(
             sizes.side, sizes.patch, sizes.width, sizes.layers, sizes.heads, sizes.mlp_width, sizes.classes
         )
-        peer.load_parameters(made, params)
-        return made
+        peer.load_parameters(torch_model, params)
+        return torch_model
 
-    return steps.training_steps(steps.model_loss(model), params, arrays, other, peer.loss, peer.to_tensors(arrays))
+    loss, tensors = steps.model_loss(model), peer.to_tensors(arrays)
+    return steps.training_steps(loss, params, arrays, make_torch_model, peer.loss, tensors)
 
 
 def vit_product_shapes(sizes: VitSizes) -> steps.ProductShapes:
-    """Shapes of both sides of each matrix product of the forward pass."""
+    """Return the shapes of both operands of each matrix product of the forward pass."""
     B, D, T = sizes.batch, sizes.width, (sizes.side // sizes.patch) ** 2
-    patch = 3 * sizes.patch**2
+    patch_size = 3 * sizes.patch**2
     blocks = steps.block_product_shapes(B, T, D, sizes.heads, sizes.mlp_width) * sizes.layers
-    return [((B * T, patch), (patch, D)), *blocks, ((B, D), (D, sizes.classes))]
+    return [((B * T, patch_size), (patch_size, D)), *blocks, ((B, D), (D, sizes.classes))]
 
 
-# The input
+# The input pipeline
 
 BATCHES_PER_TIMING = 20
-"""Made in a row to be timed once."""
+"""Batches that one timed call makes."""
 
 INPUT_PIPELINES = {
     'crop, flip': Cifar10Data(crop=4, flip=True),
@@ -116,22 +121,22 @@ INPUT_PIPELINES = {
 
 
 def measure_input_speed(B: int, rounds: int, seconds: float) -> str:
-    """Images a second that batches are made of, by what is done to them: a table, from 50,000 images of noise."""
+    """Return a table of images a second of each input pipeline, for batches of B from 50,000 noise images."""
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (50_000, CIFAR_SIDE, CIFAR_SIDE, 3), np.uint8)
-    whole = Images(pixels, random.integers(0, 10, len(pixels), np.int32), tuple('0123456789'))
+    images = Images(pixels, random.integers(0, 10, len(pixels), np.int32), tuple('0123456789'))
 
-    def maker(changes: Cifar10Data) -> Callable[[], None]:
-        batch, turns = dataset.build_batch_function(changes, whole, B, seed=0), count()
+    def batch_maker(config: Cifar10Data) -> Callable[[], None]:
+        make_batch, step = dataset.build_batch_function(config, images, B, seed=0), count()
 
-        def make() -> None:
+        def make_batches() -> None:
             for _ in range(BATCHES_PER_TIMING):
-                batch(next(turns))
+                make_batch(next(step))
 
-        return make
+        return make_batches
 
-    times = time_interleaved(
-        {name: maker(changes) for name, changes in INPUT_PIPELINES.items()}, rounds, seconds=seconds
-    )
-    rows = [f'{name:<24}{BATCHES_PER_TIMING * B / median(each):18,.0f}' for name, each in times.items()]
+    functions = {name: batch_maker(config) for name, config in INPUT_PIPELINES.items()}
+    times = time_interleaved(functions, rounds, seconds=seconds)
+    image_count = BATCHES_PER_TIMING * B
+    rows = [f'{name:<24}{image_count / median(call_seconds):18,.0f}' for name, call_seconds in times.items()]
     return '\n'.join([f'\nbatches of {B} for CIFAR', f'{"made in NumPy":<24}{"images a second":>18}', *rows])

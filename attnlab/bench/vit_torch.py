@@ -1,6 +1,6 @@
-"""`VisionTransformer` as a PyTorch user writes it: a convolution for patches, the blocks of `lm_torch` without a mask.
+"""The Vision Transformer as a PyTorch user writes it: a convolution for patches, blocks of `lm_torch` without a mask.
 
-The definition that the tests compare ours with, and the other side of `attnlab bench vit`.  Loading this module loads
+The tests compare attnlab's model with this one, and `attnlab bench vit` times both.  Importing this module imports
 PyTorch, which is an optional extra.
 """
 
@@ -18,7 +18,7 @@ Tensor = Any
 
 
 class VisionTransformer(nn.Module):
-    """`attnlab.models.vision.VisionTransformer` with learned positions and the mean of its tokens."""
+    """`attnlab.models.vision.VisionTransformer` with learned positions and mean pooling."""
 
     def __init__(
         self, side: int, patch: int, width: int, layers: int, heads: int, mlp_width: int, classes: int
@@ -26,12 +26,12 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.embedding = nn.Conv2d(3, width, patch, patch)
         self.positions = nn.Parameter(torch.zeros((side // patch) ** 2, width))
-        block = lambda: lm_torch.Block(width, heads, 'gelu', mlp_width, causal=False)
-        self.blocks = nn.ModuleList(block() for _ in range(layers))
+        blocks = (lm_torch.Block(width, heads, 'gelu', mlp_width, causal=False) for _ in range(layers))
+        self.blocks = nn.ModuleList(blocks)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """images [B, 3, side, side]: logits [B, classes]."""
+        """Return the logits [B, classes] for images [B, 3, side, side]."""
         x = self.embedding(images).flatten(2).transpose(1, 2) + self.positions
         for block in self.blocks:
             x = block(x)
@@ -39,23 +39,23 @@ class VisionTransformer(nn.Module):
 
 
 def loss(model: VisionTransformer, images: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy in nats, the mean over the batch."""
+    """Return the mean cross-entropy over the batch, in nats."""
     return F.cross_entropy(model(images), labels)
 
 
 def to_tensors(arrays: tuple[np.ndarray, ...]) -> tuple[Tensor, Tensor]:
-    """Arrays (images [B, H, W, C], labels) as tensors, channels first."""
+    """Return arrays (images [B, H, W, C], labels [B]) as tensors, with channels first."""
     images, labels = arrays
     return torch.from_numpy(images.transpose(0, 3, 1, 2).copy()), torch.from_numpy(labels).long()
 
 
 def load_parameters(model: VisionTransformer, params: Mapping[str, Any]) -> None:
-    """Gives `model` the parameters of our tree."""
+    """Copy parameters of attnlab's model into a PyTorch model."""
     torch_training.load_state_dict(model, state_dict(params))
 
 
 def state_dict(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Our tree (of parameters or of gradients) under PyTorch's names and in its layout."""
+    """Return a tree of attnlab's model, parameters or gradients, with the names and layout of the PyTorch model."""
     stack, embedding = params['stack'], params['embedding']
     out = {'embedding.weight': np.transpose(embedding['kernel'], (3, 2, 0, 1)), 'embedding.bias': embedding['bias']}
     out |= {'positions': params['positions']['table'], **torch_training.linear_state_dict('head', params['head'])}

@@ -1,4 +1,7 @@
-"""The points of a sweep: what an experiment's `sweep_NAME` gives, any iterable of dicts dotted key -> value."""
+"""Functions from which an experiment's `sweep_NAME` builds its points.
+
+A sweep is any iterable of dicts. Each dict is one point: it maps dotted config keys to values.
+"""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,37 +10,43 @@ from typing import Any
 from attnlab.errors import UserError
 
 Overrides = dict[str, Any]
-"""Dotted key of a config -> value, or its text as on the command line."""
+"""Dotted config key -> value, or the text of a value as on the command line."""
 
 MAX_POINTS = 10_000
-"""Points that a sweep or a search may have: all have a trial in the database before the first of them runs."""
+"""Most points of a sweep or a search: every point gets a trial in the database before the first one runs."""
 
 
 def grid(values: Mapping[str, Iterable[Any]]) -> Iterator[Overrides]:
-    """Every combination; the last key varies fastest."""
-    for chosen in itertools.product(*map(tuple, values.values())):
-        yield dict(zip(values, chosen, strict=True))
+    """Yield a point for every combination of the values; the last key varies fastest."""
+    for combination in itertools.product(*map(tuple, values.values())):
+        yield dict(zip(values, combination, strict=True))
 
 
 def zipped(values: Mapping[str, Sequence[Any]]) -> Iterator[Overrides]:
-    """The first value of each key, then the second of each, and so on; ValueError where they are not as many."""
-    counts = {key: len(each) for key, each in values.items()}
+    """Yield a point with the first value of every key, then one with the second values, and so on.
+
+    Raises ValueError if the keys have different numbers of values.
+    """
+    counts = {key: len(key_values) for key, key_values in values.items()}
     if len(set(counts.values())) > 1:
-        raise ValueError(f'zipped expects as many values of each key, got {counts}')
-    for chosen in zip(*values.values(), strict=True):
-        yield dict(zip(values, chosen, strict=True))
+        raise ValueError(f'zipped expects the same number of values for every key, got {counts}')
+    for combination in zip(*values.values(), strict=True):
+        yield dict(zip(values, combination, strict=True))
 
 
 def chained(*sweeps: Iterable[Overrides]) -> Iterator[Overrides]:
-    """The points of the first, then those of the second, and so on."""
+    """Return the points of the first sweep, then those of the second, and so on."""
     return itertools.chain(*sweeps)
 
 
 def product(*sweeps: Iterable[Overrides]) -> Iterator[Overrides]:
-    """Every combination of a point of each; the last varies fastest.  UserError for a key that two of them set."""
-    for chosen in itertools.product(*map(list, sweeps)):
+    """Yield every combination of one point from each sweep; the last sweep varies fastest.
+
+    Raises UserError if two sweeps set the same key.
+    """
+    for combination in itertools.product(*map(list, sweeps)):
         point: Overrides = {}
-        for overrides in chosen:
+        for overrides in combination:
             for key, value in overrides.items():
                 if key in point:
                     raise UserError(f'config.{key} is set by two sweeps of a product: to {point[key]!r} and {value!r}')

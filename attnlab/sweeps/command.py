@@ -1,4 +1,4 @@
-"""The command `sweep`: what its flags ask for, and who does it."""
+"""The command `attnlab sweep`: check flags, then list points, run workers, submit jobs or write the best config."""
 
 import argparse
 import logging
@@ -19,14 +19,14 @@ from attnlab.sweeps.signals import handle_stop_signals
 if TYPE_CHECKING:
     from attnlab.sweeps.points import SweepPlan
 
-_MANY = 64
-"""Devices, as many as any mesh of one machine asks for."""
+_MAX_MESH_DEVICES = 64
+"""As many devices as any mesh of one machine needs."""
 
-_PATIENCE = 60.0
-"""Seconds that another worker leaves to the first one to tell what is wrong; on a busy machine that may start later."""
+_FIRST_WORKER_WAIT = 60.0
+"""Seconds that the other workers wait for worker 0 to report a user error; it may start later on a busy machine."""
 
 _LIMITS = {'workers': (1, 256), 'index': (0, MAX_POINTS - 1), 'trials': (1, MAX_POINTS), 'worker': (0, 255)}
-"""The least and the most of each number; so many workers are more than any machine or cluster queue serves at once."""
+"""Least and greatest value of each number.  256 workers are more than a machine or cluster queue runs at once."""
 
 _CHOICES = {
     'sampler': ('random', 'tpe', 'cmaes'),
@@ -35,162 +35,183 @@ _CHOICES = {
 }
 
 
-def run_sweep_command(given: argparse.Namespace) -> int | None:
-    """Runs the command; the exit code.  Raises Stopped where a signal has stopped it."""
-    if given.worker is not None:  # before it works a signal may end it at once
-        return _run(given)
+def run_sweep_command(args: argparse.Namespace) -> int | None:
+    """Run the command and return its exit code.
+
+    Raises Stopped if a signal stopped the command.
+    """
+    if args.worker is not None:  # a worker handles signals itself; before it runs points, a signal ends it at once
+        return _dispatch(args)
     with handle_stop_signals(raises=True):
-        return _run(given)
+        return _dispatch(args)
 
 
-def _run(given: argparse.Namespace) -> int | None:
-    folder, numbers = Path(given.workdir), _numbers(given)
+def _dispatch(args: argparse.Namespace) -> int | None:
+    folder, numbers = Path(args.workdir), _parse_numbers(args)
     count = numbers['workers'] or 1
-    if given.best is not None:
-        return _best(given, folder)
+    if args.best is not None:
+        return _write_best(args, folder)
     if numbers['worker'] is not None:
-        return _worker(given, folder, numbers['worker'], count)
-    if given.list or given.index is not None:
+        return _run_worker(args, folder, numbers['worker'], count)
+    if args.list or args.index is not None:
         environment.configure_process(count)
-        plan = _plan(given, folder)
+        plan = _make_plan(args, folder)
         if plan.search:
-            raise UserError(f'{given.sweep} is a search, whose points are drawn when they run')
-        return _list(plan) if given.list else _one(folder, plan, numbers['index'] or 0, given.retry)
-    logging.basicConfig(level=logging.INFO, format='%(message)s')  # not `prepare`, which is each worker's to do
-    if given.launcher is not None:
-        code = _launch(given, folder, count)
+            raise UserError(f'{args.sweep} is a search, whose points are drawn when they run')
+        if args.list:
+            return _print_points(plan)
+        return _run_one_point(folder, plan, numbers['index'] or 0, args.retry)
+    # Not `configure_process`: each worker calls it for itself.
+    logging.basicConfig(level=logging.INFO, format='%(message)s')
+    if args.launcher is not None:
+        code = _submit_jobs(args, folder, count)
     else:
         from attnlab.sweeps import master
 
-        if given.retry:
-            _begin(given, folder)  # before a worker could see what is to be forgotten
-        code = master.run_workers(_again(given, retry=False), folder, count)
-    return code or _ended(folder)
+        if args.retry:
+            _prepare_directory(args, folder)  # failed outcomes are deleted before a worker could read them
+        code = master.run_workers(_command_line(args, retry=False), folder, count)
+    return code or _print_results(folder)
 
 
-def _plan(given: argparse.Namespace, folder: Path) -> 'SweepPlan':
-    """What the command line asks for; UserError where it is wrong, and for a directory that holds something else."""
+def _make_plan(args: argparse.Namespace, folder: Path) -> 'SweepPlan':
+    """Return the plan that the command line describes.
+
+    Raises UserError if the plan is invalid, the directory holds something else, or the database cannot be reached.
+    """
     from attnlab.sweeps import points, sweep_directory
 
-    plan = points.make_sweep_plan(given.config, given.overrides, given.sweep.split(','), _search(given))
+    plan = points.make_sweep_plan(args.config, args.overrides, args.sweep.split(','), _search_options(args))
     sweep_directory.check_same_sweep(folder, plan)
-    if given.storage:
+    if args.storage:
         from attnlab.sweeps import database
 
-        database.check_database(given.storage)
+        database.check_database(args.storage)
     return plan
 
 
-def _again(given: argparse.Namespace, **changes: Any) -> list[str]:
-    """The command line, with changes."""
-    values = {name: value for name, value in (vars(given) | changes).items() if value not in (None, False)}
+def _command_line(args: argparse.Namespace, **changes: Any) -> list[str]:
+    """Return the arguments of this command with some flags changed; None and False remove a flag."""
+    values = {name: value for name, value in (vars(args) | changes).items() if value not in (None, False)}
     del values['words'], values['overrides']
     flags = [f'--{name}' if value is True else f'--{name}={value}' for name, value in values.items()]
-    return ['sweep', *flags, *(f'--config.{key}={text}' for key, text in given.overrides)]
+    return ['sweep', *flags, *(f'--config.{key}={text}' for key, text in args.overrides)]
 
 
-def _numbers(given: argparse.Namespace) -> dict[str, int | None]:
-    found = {name: number(name, getattr(given, name), int) for name in _LIMITS}
-    for name, (least, most) in _LIMITS.items():
-        value = found[name]
-        if value is not None and not least <= value <= most:
-            raise UserError(f'--{name} is {value}; expected {least} to {most}')
-    workers, worker = found['workers'] or 1, found['worker']
+def _parse_numbers(args: argparse.Namespace) -> dict[str, int | None]:
+    """Return the flags that are numbers; None for a flag that is not set.
+
+    Raises UserError for an invalid flag, and for flags that do not go together.
+    """
+    numbers = {name: number(name, getattr(args, name), int) for name in _LIMITS}
+    for name, (least, greatest) in _LIMITS.items():
+        value = numbers[name]
+        if value is not None and not least <= value <= greatest:
+            raise UserError(f'--{name} is {value}; expected {least} to {greatest}')
+    workers, worker = numbers['workers'] or 1, numbers['worker']
     if worker is not None and worker >= workers:
         raise UserError(f'--worker is {worker}; expected 0 to {workers - 1}')
     for name, choices in _CHOICES.items():
-        value = getattr(given, name)
+        value = getattr(args, name)
         if value is not None and value not in choices:
             raise UserError(f'--{name} is {value!r}{nearest(value, choices)}')
-    if given.launcher_options is not None and given.launcher is None:
-        raise UserError('--launcher_options goes with --launcher')
-    if given.launcher == 'slurm' and given.storage is None:
-        alone = '--index=$SLURM_ARRAY_TASK_ID in a job array of your own, which needs none'
-        raise UserError(f'--launcher=slurm needs --storage=URL, a database that its machines share; or use {alone}')
-    return found
+    if args.launcher_options is not None and args.launcher is None:
+        raise UserError('--launcher_options needs --launcher')
+    if args.launcher == 'slurm' and args.storage is None:
+        alternative = '--index=$SLURM_ARRAY_TASK_ID in your own job array, which needs no database'
+        raise UserError(f'--launcher=slurm needs --storage=URL, a database that all jobs share; or use {alternative}')
+    return numbers
 
 
-def _search(given: argparse.Namespace) -> dict[str, Any]:
-    """What the command line says of a search."""
-    trials = number('trials', given.trials, int)
-    every = {'trials': trials, 'sampler': given.sampler, 'pruner': given.pruner}
-    return {name: value for name, value in every.items() if value is not None}
+def _search_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a search that are set on the command line."""
+    trials = number('trials', args.trials, int)
+    options = {'trials': trials, 'sampler': args.sampler, 'pruner': args.pruner}
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def _list(plan: 'SweepPlan') -> None:
+def _print_points(plan: 'SweepPlan') -> None:
     from attnlab.report.values import format_value
     from attnlab.sweeps.sweep_files import point_folder
 
+    def escape(value: Any) -> Any:
+        return format_value(value) if isinstance(value, str) else value  # a line break would split the line
+
     for point in plan.points:
-        escaped = lambda value: format_value(value) if isinstance(value, str) else value  # a point is a line
-        overrides = ' '.join(f'{key}={escaped(value)}' for key, value in point.overrides.items())
+        overrides = ' '.join(f'{key}={escape(value)}' for key, value in point.overrides.items())
         print(point.number, point_folder(Path(), point.name), overrides, sep='\t')
 
 
-def _one(folder: Path, plan: 'SweepPlan', index: int, retry: bool) -> int:
+def _run_one_point(folder: Path, plan: 'SweepPlan', index: int, retry: bool) -> int:
     from attnlab.sweeps import progress, sweep_directory, worker
 
     if index >= len(plan.points):
         raise UserError(f'--index is {index}; expected 0 to {len(plan.points) - 1}')
     sweep_directory.ensure_sweep_directory(folder, plan)
-    seen = progress.SweepProgress(folder, plan)
+    sweep_progress = progress.SweepProgress(folder, plan)
     if retry:
-        seen.forget_failed([index])
-    end = worker.run_point(seen, index)
-    print(f'{plan.points[index].name}: {end}')
-    return int(end.status == 'failed')
+        sweep_progress.reset_failed([index])
+    outcome = worker.run_point(sweep_progress, index)
+    print(f'{plan.points[index].name}: {outcome}')
+    return int(outcome.status == 'failed')
 
 
-def _worker(given: argparse.Namespace, folder: Path, which: int, count: int) -> int:
-    """One of the processes; what is wrong with the command is told by the first of them, if it can."""
+def _run_worker(args: argparse.Namespace, folder: Path, worker_number: int, worker_count: int) -> int:
+    """Run points as one of the workers.
+
+    All workers meet the same user error; worker 0 reports it if it can.
+    """
     environment.stop_with_launcher()
-    environment.restrict_hardware(which, count)
+    environment.restrict_hardware(worker_number, worker_count)
     environment.configure_process()
     from attnlab.sweeps import progress, sweep_directory, worker
 
     try:
-        plan = _plan(given, folder)
+        plan = _make_plan(args, folder)
         spec = sweep_directory.ensure_sweep_directory(folder, plan)
-        url = given.storage or f'sqlite:///{folder.resolve()}/sweep.db'
+        url = args.storage or f'sqlite:///{folder.resolve()}/sweep.db'
         worker.run_points(progress.SweepProgress(folder, plan), spec['id'], url)
     except UserError:
-        if which:
-            time.sleep(_PATIENCE)  # the first has the same to say, whereupon the others are ended
+        if worker_number:
+            time.sleep(_FIRST_WORKER_WAIT)  # worker 0 reports the same error, and then the other workers are ended
         raise
-    except Stopped as wish:
-        return wish.code
+    except Stopped as stopped:
+        return stopped.code
     return 0
 
 
-def _launch(given: argparse.Namespace, folder: Path, count: int) -> int:
+def _submit_jobs(args: argparse.Namespace, folder: Path, count: int) -> int:
     from attnlab.sweeps import launcher
 
-    options = launcher.parse_launcher_options(given.launcher_options)
-    with tempfile.TemporaryDirectory() as scratch:  # the executor makes its folder before it looks at the options
-        launcher.create_executor(Path(scratch), given.launcher, options)
-    _begin(given, folder)
-    argv = _again(given, workers=1, launcher=None, launcher_options=None, retry=False)
-    launcher.run_jobs(argv, folder, count, given.launcher, options)
+    options = launcher.parse_launcher_options(args.launcher_options)
+    with tempfile.TemporaryDirectory() as scratch:  # the executor creates its folder before it checks the options
+        launcher.create_executor(Path(scratch), args.launcher, options)
+    _prepare_directory(args, folder)
+    argv = _command_line(args, workers=1, launcher=None, launcher_options=None, retry=False)
+    launcher.run_jobs(argv, folder, count, args.launcher, options)
     return 0
 
 
-def _begin(given: argparse.Namespace, folder: Path) -> None:
-    """Begins a sweep whose points others run."""
-    with _many_devices():
+def _prepare_directory(args: argparse.Namespace, folder: Path) -> None:
+    """Create the directory of a sweep whose points other processes run, and reset failed points under --retry."""
+    with _simulated_devices():
         from attnlab.sweeps import progress, sweep_directory
 
-        plan = _plan(given, folder)
+        plan = _make_plan(args, folder)
         sweep_directory.ensure_sweep_directory(folder, plan)
-        if given.retry:
-            seen = progress.SweepProgress(folder, plan)
-            seen.forget_failed(seen.numbers)
+        if args.retry:
+            sweep_progress = progress.SweepProgress(folder, plan)
+            sweep_progress.reset_failed(sweep_progress.point_numbers)
 
 
 @contextmanager
-def _many_devices() -> Iterator[None]:
-    """As many devices as any config asks for: those of the workers are not here; the workers inherit no such wish."""
+def _simulated_devices() -> Iterator[None]:
+    """Simulate enough devices to check any config; this process need not have the devices of the workers.
+
+    The environment variables are restored at the end, because the workers inherit them.
+    """
     before = dict(os.environ)
-    environment.simulate_cpu_devices(_MANY)
+    environment.simulate_cpu_devices(_MAX_MESH_DEVICES)
     try:
         yield
     finally:
@@ -198,31 +219,32 @@ def _many_devices() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _best(given: argparse.Namespace, folder: Path) -> None:
+def _write_best(args: argparse.Namespace, folder: Path) -> None:
     from attnlab.sweeps import sweep_files, winner
 
-    found = sweep_files.read_sweep(folder)
-    here, there = f'{given.sweep} of {given.config}', f'{",".join(found.sweep)} of {found.config}'
+    sweep = sweep_files.read_sweep(folder)
+    here, there = f'{args.sweep} of {args.config}', f'{",".join(sweep.sweep)} of {sweep.config}'
     if here != there:
         raise UserError(f'--workdir={folder} holds another sweep: {here} here and {there} there')
-    ran = (sweep_files.read_spec(folder) or {}).get('search') or {}
-    other = [f'--{name}={value}' for name, value in _search(given).items() if ran.get(name) != value]
-    other += [f'--config.{key}={text}' for key, text in given.overrides if (key, text) not in found.overrides]
+    saved_search = (sweep_files.read_spec(folder) or {}).get('search') or {}
+    other = [f'--{name}={value}' for name, value in _search_options(args).items() if saved_search.get(name) != value]
+    other += [f'--config.{key}={text}' for key, text in args.overrides if (key, text) not in sweep.overrides]
     if other:
         raise UserError(f'--workdir={folder} holds another sweep: one without {" ".join(other)}')
-    row = winner.write_best_config(found, given.best)
-    print(f'{given.best}: point {row.number}, {row.name}')
+    row = winner.write_best_config(sweep, args.best)
+    print(f'{args.best}: point {row.number}, {row.name}')
 
 
-def _ended(folder: Path) -> int:
-    """Shows what came of the sweep; 1 where a point failed, or did not come to an end."""
+def _print_results(folder: Path) -> int:
+    """Print the results and write the page of a sweep; return 1 if a point failed or has not ended, else 0."""
     from attnlab.sweeps import results, sweep_files
 
     sweep, search = sweep_files.read_sweep(folder), (sweep_files.read_spec(folder) or {}).get('search')
     results.print_sweep(sweep)
     print(f'page: {results.write_sweep_report(folder)}')
     statuses = [row.status for row in sweep.rows]
-    left = (search['trials'] if search else len(statuses)) - sum(map(statuses.count, ('done', 'pruned', 'failed')))
-    if left:
-        logging.warning('%d points have not come to an end; the same command goes on with them', left)
-    return int(bool(left) or 'failed' in statuses)
+    ended = sum(map(statuses.count, ('done', 'pruned', 'failed')))
+    unfinished = (search['trials'] if search else len(statuses)) - ended
+    if unfinished:
+        logging.warning('%d points have not ended; run the same command again to continue them', unfinished)
+    return int(bool(unfinished) or 'failed' in statuses)

@@ -1,4 +1,4 @@
-"""The processes of a sweep on this machine: started, kept going, told to stop."""
+"""The process that starts the workers of a sweep on this machine, replaces killed workers, and forwards signals."""
 
 import logging
 import signal
@@ -14,72 +14,76 @@ from attnlab.sweeps import sweep_files
 from attnlab.sweeps.signals import StopSignals, handle_stop_signals
 
 MAX_WORKER_DEATHS = 10
-"""So many workers killed, and no point ended in between: that is no accident."""
+"""The sweep fails once this many workers were killed while no point ended."""
 
-_POLL = 0.2
+_POLL_SECONDS = 0.2
 
 
 def run_workers(argv: Sequence[str], folder: Path, count: int) -> int:
-    """Runs `attnlab ARGV` as workers 0 to count - 1 until they have ended, and tells of each point that ends.
+    """Run `attnlab ARGV` as workers 0 to count - 1 until all have ended; log each point that ends.
 
-    A worker that is killed is started again.  Returns the exit code of the first worker that could not work, else 0.
-    Raises Stopped once all workers have ended after a signal.
+    A killed worker is started again.  Returns the exit code of the first worker that ended with an error, else 0.
+
+    Raises RunError after `MAX_WORKER_DEATHS`, and Stopped after a signal, once all workers have ended.
     """
-    start = lambda number: subprocess.Popen(
-        environment.attnlab_command(*argv, f'--worker={number}'),
-        env=environment.child_environment(),
-        start_new_session=True,  # a terminal's Ctrl-C comes to them once, from here
-    )
-    told, deaths, came = ended_point_names(folder), 0, 0
-    with handle_stop_signals() as signals, _ended_at_last() as workers:
-        workers += [start(number) for number in range(count)]
+
+    def start_worker(number: int) -> subprocess.Popen:
+        return subprocess.Popen(
+            environment.attnlab_command(*argv, f'--worker={number}'),
+            env=environment.child_environment(),
+            # Ctrl-C in a terminal then reaches only this process, which forwards it once to each worker.
+            start_new_session=True,
+        )
+
+    logged_names, deaths, signal_count = ended_point_names(folder), 0, 0
+    with handle_stop_signals() as signals, _killed_at_exit() as workers:
+        workers += [start_worker(number) for number in range(count)]
         while True:
-            deaths = 0 if log_ended_points(folder, told) else deaths
-            came = _forwarded(workers, signals, came)
+            deaths = 0 if log_ended_points(folder, logged_names) else deaths
+            signal_count = _forward_signals(workers, signals, signal_count)
             codes = [worker.poll() for worker in workers]
-            if None not in codes and (came or not any(codes)):
+            if None not in codes and (signal_count or not any(codes)):
                 signals.check()
                 return 0
             for number, code in enumerate(codes):
-                if code and code > 0 and not came:
-                    return _all_ended(workers, code)
-                if code and code < 0 and not came:
+                if code and code > 0 and not signal_count:
+                    _terminate_workers(workers)
+                    return code
+                if code and code < 0 and not signal_count:
                     deaths += 1
+                    name = signal.Signals(-code).name
                     if deaths == MAX_WORKER_DEATHS:
-                        _all_ended(workers, 1)
-                        raise RunError(f'{deaths} workers were killed with no point ended, the last by {_name(code)}')
-                    logging.warning('worker %d was killed by %s; another takes its place', number, _name(code))
-                    workers[number] = start(number)
-            time.sleep(_POLL)
+                        _terminate_workers(workers)
+                        raise RunError(f'{deaths} workers were killed and no point ended, the last one by {name}')
+                    logging.warning('worker %d was killed by %s; starting another in its place', number, name)
+                    workers[number] = start_worker(number)
+            time.sleep(_POLL_SECONDS)
 
 
-def _forwarded(workers: Sequence[subprocess.Popen], signals: StopSignals, before: int) -> int:
-    """Sends SIGTERM to the workers if signals came since the last call; returns how many have come.
+def _forward_signals(workers: Sequence[subprocess.Popen], signals: StopSignals, previous_count: int) -> int:
+    """Send SIGTERM to the workers if signals came since `previous_count`; return the number of signals so far.
 
-    It is sent from here and not by the signal's handler, which does not know a worker that is being started.  SIGTERM
-    also ends a worker silently whose imports are not done, where SIGINT would be a KeyboardInterrupt and a traceback.
+    The signal handler cannot do this: it would miss a worker that is just being started.  The workers get SIGTERM also
+    for a SIGINT, because during a worker's imports SIGINT would print the traceback of a KeyboardInterrupt.
     """
-    if (now := signals.count) > before:
+    count = signals.count  # read once: a signal that comes during the loop is forwarded by the next call
+    if count > previous_count:
         for worker in workers:
-            worker.terminate()  # does nothing to one that has ended
-    return now
+            worker.terminate()  # has no effect on a worker that has ended
+    return count
 
 
-def _name(code: int) -> str:
-    return signal.Signals(-code).name
-
-
-def _all_ended(workers: Sequence[subprocess.Popen], code: int) -> int:
+def _terminate_workers(workers: Sequence[subprocess.Popen]) -> None:
+    """Send SIGTERM to the workers, which save their points, and wait until they have ended."""
     for worker in workers:
-        worker.terminate()  # where it runs a point it saves
+        worker.terminate()
     for worker in workers:
         worker.wait()
-    return code
 
 
 @contextmanager
-def _ended_at_last() -> Iterator[list[subprocess.Popen]]:
-    """A list of processes; those that still run at the end are killed."""
+def _killed_at_exit() -> Iterator[list[subprocess.Popen]]:
+    """Yield an empty list of processes; kill those in the list that still run at the end."""
     workers: list[subprocess.Popen] = []
     try:
         yield workers
@@ -89,21 +93,21 @@ def _ended_at_last() -> Iterator[list[subprocess.Popen]]:
                 worker.kill()
 
 
-# What is told meanwhile
+# Log lines
 
 
 def ended_point_names(folder: Path) -> set[str]:
-    """The names of the points that have ended by now."""
+    """Return the names of the points that have ended."""
     return {path.parent.name for path in (folder / 'points').glob('*/outcome.json')}
 
 
-def log_ended_points(folder: Path, told: set[str]) -> int:
-    """A log line for each point that has ended since; how many these are."""
-    new = ended_point_names(folder) - told
-    for name in sorted(new):
-        end = sweep_files.read_outcome(folder, name)
-        if end is None:  # it is to be run again
+def log_ended_points(folder: Path, logged_names: set[str]) -> int:
+    """Log each ended point that is not in `logged_names`, and add it there; return the number of new points."""
+    new_names = ended_point_names(folder) - logged_names
+    for name in sorted(new_names):
+        outcome = sweep_files.read_outcome(folder, name)
+        if outcome is None:  # deleted meanwhile, because the point will run again
             continue
-        told.add(name)
-        logging.info('%s, %.0f s: %s', name, end.seconds, end)
-    return len(new)
+        logged_names.add(name)
+        logging.info('%s, %.0f s: %s', name, outcome.seconds, outcome)
+    return len(new_names)

@@ -1,6 +1,6 @@
-"""What came of a sweep: a table for the terminal and one for other programs, and a page.
+"""The results of a sweep: a table for the terminal, a CSV table and an HTML page.
 
-Reads `outcome.read_sweep` and, of the runs, config.json and metrics.jsonl; nothing here trains.
+Everything is computed from `sweep_files.read_sweep` and from config.json and metrics.jsonl of the runs.
 """
 
 import csv
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 STATUS_STYLES = {'done': 'green', 'running': 'cyan', 'waiting': 'dim', 'failed': 'bold red', 'pruned': 'yellow'}
 
 PIPE_WIDTH = 200
-"""Characters a line where there is no terminal whose width could be asked."""
+"""Characters in a line of output that does not go to a terminal."""
 
 
 def write_sweep_report(folder: str | os.PathLike) -> Path:
-    """Writes DIR/table.csv and the page DIR/report.html of a sweep as it stands; returns the page's path.
+    """Write DIR/table.csv and the page DIR/report.html with the current state of a sweep; return the page's path.
 
-    Raises UserError where the directory holds no sweep.
+    Raises UserError if the directory holds no sweep.
     """
     sweep = sweep_files.read_sweep(folder)
     write_csv_table(sweep)
@@ -36,34 +36,42 @@ def write_sweep_report(folder: str | os.PathLike) -> Path:
 
 
 def write_csv_table(sweep: SweepResults) -> Path:
-    """Writes DIR/table.csv, a line a point, values as the command line takes them; returns its path."""
+    """Write DIR/table.csv with a line for each point and return its path.
+
+    Values have the form that the command line accepts.
+    """
     varied, notes = seeds.varied_values(sweep), _notes(sweep)
     keys = list(next(iter(varied.values()), {}))
     path = sweep.folder / 'table.csv'
     with files.replace_atomically(path) as part, part.open('w', encoding='utf-8', newline='') as file:
-        lines = csv.writer(file)
-        lines.writerow(['number', 'status', *keys, f'best_{sweep.metric or "score"}', 'best_step', 'seconds', 'reason'])
+        writer = csv.writer(file)
+        score = f'best_{sweep.metric or "score"}'
+        writer.writerow(['number', 'status', *keys, score, 'best_step', 'seconds', 'reason'])
         for row in sweep.rows:
-            cells = [_exact(value) for value in varied[row.number].values()]
-            lines.writerow([row.number, row.status, *cells, row.value, row.step, row.seconds, notes[row.number]])
+            cells = [_exact_text(value) for value in varied[row.number].values()]
+            writer.writerow([row.number, row.status, *cells, row.value, row.step, row.seconds, notes[row.number]])
     return path
 
 
 def _notes(sweep: SweepResults) -> dict[int, str]:
-    """By number, the reason of what failed, and which point counts for one that has its config too."""
-    again = {number: f'its config is that of point {one}' for number, one in seeds.find_duplicates(sweep).items()}
-    return {
-        row.number: (row.reason or again.get(row.number, '')) + (', counted once' if row.number in again else '')
-        for row in sweep.rows
-    }
+    """Return, by point number, why a point failed, or which point is counted instead because it has the same config."""
+    duplicates = seeds.find_duplicates(sweep)
+    notes = {}
+    for row in sweep.rows:
+        notes[row.number] = row.reason or ''
+        if row.number in duplicates:
+            reason = row.reason or f'its config is that of point {duplicates[row.number]}'
+            notes[row.number] = f'{reason}, counted once'
+    return notes
 
 
-def _exact(value: Any) -> str:
+def _exact_text(value: Any) -> str:
+    """Format a value without loss, as the command line accepts it."""
     match value:
         case None:
             return ''
         case tuple():
-            return ','.join(map(_exact, value))
+            return ','.join(map(_exact_text, value))
         case str():
             return value
         case float():
@@ -72,9 +80,9 @@ def _exact(value: Any) -> str:
 
 
 def print_sweep(sweep: SweepResults, width: int | None = None) -> None:
-    """Prints every point, the groups where one has several seeds, and the best.
+    """Print a table of the points, a table of the groups if a group has several seeds, and the best group.
 
-    width: in characters; the terminal's if None, where there is one.
+    width: characters in a line; if None, the width of the terminal, or `PIPE_WIDTH` if there is none.
     """
     from rich.console import Console
     from rich.text import Text
@@ -82,29 +90,29 @@ def print_sweep(sweep: SweepResults, width: int | None = None) -> None:
     console = Console(width=width, highlight=False)
     if width is None and not console.is_terminal:
         console.width = PIPE_WIDTH
-    found = comparison_data(sweep)
-    header, rows = page.points_table(found)
-    reasons = [[point['reason'] or ''] for point in found['points']]
+    data = comparison_data(sweep)
+    header, rows = page.points_table(data)
+    reasons = [[point['reason'] or ''] for point in data['points']]
     console.print(_table([*header, 'reason'], [[*row, *reason] for row, reason in zip(rows, reasons, strict=True)]))
-    if any(group['of'] > 1 for group in found['groups']):
+    if any(group['of'] > 1 for group in data['groups']):
         console.print()
-        console.print(_table(*page.seeds_table(found)))
-    if found['best'] is not None:
-        group = found['groups'][found['best']]
+        console.print(_table(*page.seeds_table(data)))
+    if data['best'] is not None:
+        group = data['groups'][data['best']]
         score = page.format_mean(group['mean'], group['error'], group['done'])
         console.print()
         console.print(Text(f'best {sweep.metric}: {score}, {group["label"]}', style='bold'), soft_wrap=True)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> 'Table':
-    """A table without frames: texts at the left, numbers at the right, a status in its colour."""
+    """Return a table without frames: texts left-aligned, numbers right-aligned, a status in its colour."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style='dim')
     for name in header:
-        side = 'left' if name in ('status', 'reason') else 'right'
-        table.add_column(Text(format_value(name)), justify=side, overflow='fold')
+        justify = 'left' if name in ('status', 'reason') else 'right'
+        table.add_column(Text(format_value(name)), justify=justify, overflow='fold')
     for row in rows:
         table.add_row(*(Text(cell, style=STATUS_STYLES.get(cell, '') if name == 'status' else '')
                         for name, cell in zip(header, row, strict=True)))  # fmt: skip
@@ -112,20 +120,22 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> 'Table':
 
 
 def page_data(sweep: SweepResults) -> dict[str, Any]:
-    """All of a sweep that its page shows, as `attnlab.report.sweep_page.write_sweep_page` takes it."""
+    """Return everything that the page shows, in the form of `attnlab.report.sweep_page.write_sweep_page`."""
     groups, records = seeds.group_by_seed(sweep), {row.number: metrics.read_metrics(row.run) for row in sweep.rows}
-    at = seeds.best_group_index(sweep, groups)
-    winner = None if at is None else groups[at].done[0]
+    best = seeds.best_group_index(sweep, groups)
+    winner = None
+    if best is not None:
+        row = groups[best].done[0]
+        winner = {'number': row.number, 'config': configs.load_config(row.run / 'config.json').to_dict()}
     return comparison_data(sweep) | {
         'records': records,
-        'winner': winner
-        and {'number': winner.number, 'config': configs.load_config(winner.run / 'config.json').to_dict()},
+        'winner': winner,
         'sensitivity': sensitivity.sensitivity_lines(groups, records),
     }
 
 
 def comparison_data(sweep: SweepResults) -> dict[str, Any]:
-    """The points, the groups and the best of `page_data`."""
+    """Return the part of `page_data` for the terminal: the points, the groups and the index of the best group."""
     groups, varied, notes = seeds.group_by_seed(sweep), seeds.varied_values(sweep), _notes(sweep)
     keys = list(groups[0].values) if groups else []
     return {

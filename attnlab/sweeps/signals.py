@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT in the processes of a sweep."""
+"""Handling of SIGTERM and SIGINT in the processes of a sweep."""
 
 import signal
 from collections.abc import Iterator
@@ -9,28 +9,30 @@ from attnlab.train.signals import report_signals
 
 
 class StopSignals:
-    """The first signal that came, None until then, and the count of all that came.
+    """The stop signals that this process has received.
 
-    raises: whether a signal raises Stopped where it arrives; otherwise it is kept until the next `check`.
+    received: number of the first signal, None before it.  count: number of signals.
+    raises: whether a signal raises Stopped as soon as it arrives; otherwise the next `check` raises.
     """
 
     def __init__(self, raises: bool) -> None:
-        self.came: int | None = None
+        self.received: int | None = None
         self.count = 0
         self.raises = raises
 
-    def keep(self, number: int) -> None:
-        self.came = self.came or number
+    def record(self, number: int) -> None:
+        """Record a signal without raising."""
+        self.received = self.received or number
         self.count += 1
 
     def check(self) -> None:
-        """Raises Stopped if a signal came."""
-        if self.came is not None:
-            raise Stopped(self.came)
+        """Raise Stopped if a signal was received."""
+        if self.received is not None:
+            raise Stopped(self.received)
 
     @contextmanager
-    def raised(self) -> Iterator[None]:
-        """Signals raise here."""
+    def raise_immediately(self) -> Iterator[None]:
+        """Raise Stopped inside this context as soon as a signal arrives, or at its start if one was received before."""
         self.raises = True
         try:
             self.check()
@@ -39,25 +41,26 @@ class StopSignals:
             self.raises = False
 
     def _handle(self, number: int, frame: object) -> None:
-        self.keep(number)
+        self.record(number)
         if self.raises:
             self.check()
 
 
 @contextmanager
 def handle_stop_signals(raises: bool = False) -> Iterator[StopSignals]:
-    """Takes both signals over, except one that the process was started to ignore.
+    """Handle SIGTERM and SIGINT inside this context, except a signal that the process was started to ignore.
 
-    Signals that the training loop takes for itself are kept too: it forgets one that comes after its last step began.
+    Signals that the training loop handles itself are recorded too: the loop ignores a signal that arrives during its
+    last step.
     """
     signals = StopSignals(raises)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-    for number in before:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in handlers:
         signal.signal(number, signals._handle)
     try:
-        with report_signals(signals.keep):
+        with report_signals(signals.record):
             yield signals
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,10 +1,11 @@
-"""Who runs which point: claims in a database that processes, also of several machines, share.
+"""Claims of points by workers, in a database that processes, also on several machines, share.
 
-A claim is a trial of an optuna study: WAITING, RUNNING, then finished.  How a point ended is in its files alone, so a
-point without an outcome that nobody waits for or runs is given a new trial, whatever became of those before.
+A claim is a trial of an Optuna study: WAITING, RUNNING, then finished.  The outcome of a point is stored only in the
+sweep's files.  A point that has no outcome and no waiting or running trial gets a new trial, whatever happened to its
+earlier trials.
 
-Who runs a point holds a lock of its file system and sends heartbeats.  On one machine a lock that is free tells at
-once that its holder is dead; of another machine the heartbeats tell, by the clock of the database.
+A worker that runs a point holds a file lock and records heartbeats.  On the same machine, a free lock shows at once
+that its holder is dead.  For workers on other machines the heartbeats decide, by the clock of the database.
 """
 
 import random
@@ -33,32 +34,36 @@ from attnlab.sweeps import database, search_space
 from attnlab.sweeps.sweep_files import GRACE_SECONDS, HEARTBEAT_SECONDS, Outcome
 
 MAX_KILLS = 4
-"""A point whose worker was killed so often, and got no further in between, has failed."""
+"""A point fails once its worker was killed this many times in a row without a new checkpoint in between."""
 
-_ATTEMPTS = 8
-_OPEN = (TrialState.WAITING, TrialState.RUNNING)
+_OPEN_ATTEMPTS = 8
+_OPEN_STATES = (TrialState.WAITING, TrialState.RUNNING)
 
 
 class ClaimStore(NamedTuple):
-    """A sweep's database and locks.
+    """A sweep's database and its folder of lock files.
 
-    shown: the database's URL without a password.
-    lost: number of a trial that runs without a sign of who runs it -> when that was first seen.
+    unowned_since: number of a running trial without a recorded owner -> when it was first seen (monotonic seconds).
+    shown_url: the database's URL without its password.
     """
 
     study: optuna.Study
     storage: RDBStorage
     locks: Path
-    lost: dict[int, float]
-    shown: str
+    unowned_since: dict[int, float]
+    shown_url: str
 
 
 OutcomeLookup = Callable[[int], Outcome | None]
-"""How a point ended, by its number."""
+"""Point number -> outcome of the point, None if it has not ended."""
 
 
 class Claim(NamedTuple):
-    """A point that is ours to run.  kills: of its workers before, one after the other, with as many steps done."""
+    """A point that this worker may run.
+
+    point: number of the point.  trial: id of the trial in the database.  lock: the open lock file; closing it unlocks.
+    kills: number of the point's latest workers that were killed with the same newest checkpoint as now.
+    """
 
     point: int
     trial: int
@@ -74,42 +79,46 @@ def open_claim_store(
     pruner: optuna.pruners.BasePruner | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> ClaimStore:
-    """Opens a database, making in it what is not there; UserError where it cannot be.
+    """Open the database at `url`, and create its tables, the study `name` and the folder `locks` if they are missing.
 
-    check: called while an SQLite file is locked by another process; raises to stop waiting.
+    direction: 'max' or 'min'.  check: called while another process locks an SQLite file; may raise to stop waiting.
+
+    Raises UserError if the database cannot be opened.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    shown, full = database.parse_database_url(url)
-    for attempt in range(_ATTEMPTS):  # where several make the tables at once, all but one fail
+    shown_url, full_url = database.parse_database_url(url)
+    study_direction = 'maximize' if direction == 'max' else 'minimize'
+    for attempt in range(_OPEN_ATTEMPTS):  # if several processes create the tables at once, all but one fail
         try:
-            storage = database.open_storage(full, check)
-            direction = 'maximize' if direction == 'max' else 'minimize'
+            storage = database.open_storage(full_url, check)
             study = optuna.create_study(
-                storage=storage, study_name=name, direction=direction, pruner=pruner, load_if_exists=True
+                storage=storage, study_name=name, direction=study_direction, pruner=pruner, load_if_exists=True
             )
         except ImportError as error:
-            raise database.missing_driver_error(shown, full) from error
+            raise database.missing_driver_error(shown_url, full_url) from error
         except (OptunaError, sqlalchemy.exc.SQLAlchemyError, KeyError) as error:
-            if attempt == _ATTEMPTS - 1:
-                raise UserError(f'--storage={shown} cannot be opened: {database.error_summary(error)}') from error
+            if attempt == _OPEN_ATTEMPTS - 1:
+                message = f'--storage={shown_url} cannot be opened: {database.error_summary(error)}'
+                raise UserError(message) from error
             time.sleep(random.uniform(0.1, 0.5))
         else:
             locks.mkdir(parents=True, exist_ok=True)
-            return ClaimStore(study, storage, locks, {}, shown)
+            return ClaimStore(study, storage, locks, {}, shown_url)
     raise AssertionError
 
 
 @contextmanager
 def convert_database_errors(store: ClaimStore) -> Iterator[None]:
-    """Raises database.Lost for whatever the database raises."""
+    """Raise `database.DatabaseFailed` in place of any error of the database or of Optuna."""
     try:
         yield
     except (OptunaError, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as error:
-        raise database.DatabaseFailed(f'--storage={store.shown} fails: {database.error_summary(error)}') from error
+        message = f'--storage={store.shown_url} fails: {database.error_summary(error)}'
+        raise database.DatabaseFailed(message) from error
 
 
 def close_claim_store(store: ClaimStore) -> None:
-    """Leaves the database."""
+    """Close all connections to the database."""
     store.storage.remove_session()
     store.storage.engine.dispose()
 
@@ -118,48 +127,54 @@ def close_claim_store(store: ClaimStore) -> None:
 
 
 def claim_point(
-    store: ClaimStore, points: Sequence[int], outcome: OutcomeLookup, reached: Callable[[int], int]
+    store: ClaimStore, points: Sequence[int], find_outcome: OutcomeLookup, newest_step: Callable[[int], int]
 ) -> Claim | None:
-    """Claims the next of the points that nobody runs; None where there is none at the moment.
+    """Claim the next of `points` that no worker runs; return None if there is none at the moment.
 
-    outcome: of a point.  reached: up to which step it can be resumed.
+    newest_step: point number -> step of its newest checkpoint.
     """
-    _bury(store, outcome)
-    _fill(store, points, outcome)
+    _fail_dead_trials(store, find_outcome)
+    _add_missing_trials(store, points, find_outcome)
     for trial in store.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-        held = _locked(store, str(trial.user_attrs['point']))
-        if held is None:
+        lock = _lock(store, str(trial.user_attrs['point']))
+        if lock is None:
             continue
-        if claim := _claimed(store, trial, held, outcome, reached):
+        if claim := _start_trial(store, trial, lock, find_outcome, newest_step):
             return claim
-        held.close()
+        lock.close()
     return None
 
 
-def _claimed(
-    store: ClaimStore, trial: FrozenTrial, held: TextIO, outcome: OutcomeLookup, reached: Callable[[int], int]
+def _start_trial(
+    store: ClaimStore,
+    trial: FrozenTrial,
+    lock: TextIO,
+    find_outcome: OutcomeLookup,
+    newest_step: Callable[[int], int],
 ) -> Claim | None:
-    point, own = trial.user_attrs['point'], trial._trial_id
+    """Set a waiting trial to RUNNING; return None if another worker was faster, or the trial is not needed."""
+    point, trial_id = trial.user_attrs['point'], trial._trial_id
     try:
-        if not store.storage.set_trial_state_values(own, TrialState.RUNNING):
+        if not store.storage.set_trial_state_values(trial_id, TrialState.RUNNING):
             return None
     except UpdateFinishedTrialError:
         return None
-    step = reached(point)
-    store.storage.record_heartbeat(own)
-    store.storage.set_trial_user_attr(own, 'owner', {'host': _here(), 'step': step})
-    others = [each for each in _trials(store, point) if each._trial_id != own]
-    # On several machines two may fill at once; of two that run, both give way, and one trial is made anew.
-    if outcome(point) or any(each.state is TrialState.RUNNING for each in others):
-        release_claim(store, own, 'of no use')
+    step = newest_step(point)
+    store.storage.record_heartbeat(trial_id)
+    store.storage.set_trial_user_attr(trial_id, 'owner', {'host': _machine_id(), 'step': step})
+    others = [other for other in _point_trials(store, point) if other._trial_id != trial_id]
+    # Workers on two machines may both have added a trial for this point.  If both trials run, both workers release
+    # theirs, and one new trial is added.
+    if find_outcome(point) or any(other.state is TrialState.RUNNING for other in others):
+        release_claim(store, trial_id, 'not needed')
         return None
-    return Claim(point, own, _kills(others, step), held)
+    return Claim(point, trial_id, _count_kills(others, step), lock)
 
 
-def _kills(trials: Sequence[FrozenTrial], step: int) -> int:
-    """How often in a row who ran a point was killed, with no step done from one to the next."""
+def _count_kills(trials: Sequence[FrozenTrial], step: int) -> int:
+    """Return how many of the latest trials of a point were killed at the checkpoint of `step`."""
     count = 0
-    for trial in reversed([each for each in trials if each.state.is_finished()]):
+    for trial in reversed([trial for trial in trials if trial.state.is_finished()]):
         if 'end' in trial.user_attrs or trial.user_attrs.get('owner', {}).get('step', step) != step:
             break
         count += 1
@@ -167,18 +182,21 @@ def _kills(trials: Sequence[FrozenTrial], step: int) -> int:
 
 
 def release_claim(store: ClaimStore, trial: int, how: str) -> None:
-    """Ends a claim without a value.  how: in a word; one without any was killed."""
+    """End a claim without a result.
+
+    how: 'failed', 'stopped' or 'not needed'.  A trial without this attribute counts as one whose worker was killed.
+    """
     with suppress(UpdateFinishedTrialError):
         store.storage.set_trial_user_attr(trial, 'end', how)
         store.storage.set_trial_state_values(trial, TrialState.FAIL)
 
 
-def finish_claim(store: ClaimStore, trial: int, end_of_it: Outcome) -> None:
-    """Ends a claim whose outcome is written."""
+def finish_claim(store: ClaimStore, trial: int, outcome: Outcome) -> None:
+    """End a claim whose outcome has been written to the sweep's files."""
     number = store.storage.get_trial(trial).number
-    match end_of_it.status:
+    match outcome.status:
         case 'done':
-            store.study.tell(number, end_of_it.value, skip_if_finished=True)
+            store.study.tell(number, outcome.value, skip_if_finished=True)
         case 'pruned':
             store.study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
         case _:
@@ -186,89 +204,99 @@ def finish_claim(store: ClaimStore, trial: int, end_of_it: Outcome) -> None:
 
 
 def report_evaluation(store: ClaimStore, trial: Trial, number: int, value: float) -> bool:
-    """Tells of an evaluation, by its number; whether the pruner ends the run."""
-    if number not in store.storage.get_trial(trial._trial_id).intermediate_values:  # else told before a kill
+    """Report the score of evaluation `number` to the pruner; return whether the pruner stops the run."""
+    # The evaluation may have been reported already, before the worker was killed.
+    if number not in store.storage.get_trial(trial._trial_id).intermediate_values:
         trial.report(value, number)
     return trial.should_prune()
 
 
 def send_heartbeat(store: ClaimStore, trial: int) -> bool:
-    """A sign of life; False where the claim was taken from us, as after a sleep of the machine."""
+    """Record a heartbeat; return False if the claim was given to another worker, as after a suspend of the machine."""
     store.storage.record_heartbeat(trial)
     return store.storage.get_trial(trial).state is TrialState.RUNNING
 
 
-def _trials(store: ClaimStore, point: int) -> list[FrozenTrial]:
-    return [each for each in store.study.get_trials(deepcopy=False) if each.user_attrs['point'] == point]
+def _point_trials(store: ClaimStore, point: int) -> list[FrozenTrial]:
+    return [trial for trial in store.study.get_trials(deepcopy=False) if trial.user_attrs['point'] == point]
 
 
-# The dead
+# Dead workers
 
 
-def _bury(store: ClaimStore, outcome: OutcomeLookup) -> None:
-    """Ends the claims of those who died."""
-    begun = time.monotonic()
+def _fail_dead_trials(store: ClaimStore, find_outcome: OutcomeLookup) -> None:
+    """End the running trials whose workers are dead."""
+    start = time.monotonic()
     store.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    if time.monotonic() - begun > HEARTBEAT_SECONDS:
-        # The file was locked, also for the heartbeats of those who live: they come first.
+    if time.monotonic() - start > HEARTBEAT_SECONDS:
+        # The database was locked, so the heartbeats of live workers are late too; they get time to catch up.
         return
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', ExperimentalWarning)
         optuna.storages.fail_stale_trials(store.study)
     for trial in store.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         owner = trial.user_attrs.get('owner')
-        if owner is None:  # taken this moment, or killed at it: before its first heartbeat, so nothing would end it
-            first = store.lost.setdefault(trial.number, time.monotonic())
-            dead = time.monotonic() - first > GRACE_SECONDS
+        if owner is None:
+            # The worker has just claimed the trial, or was killed before its first heartbeat; in the latter case
+            # Optuna never ends the trial.
+            first_seen = store.unowned_since.setdefault(trial.number, time.monotonic())
+            may_be_dead = time.monotonic() - first_seen > GRACE_SECONDS
         else:
-            dead = owner['host'] == _here()
+            may_be_dead = owner['host'] == _machine_id()
         point = trial.user_attrs['point']
-        if dead and (held := _locked(store, str(point))):
-            with held, suppress(UpdateFinishedTrialError):
-                if ended := outcome(point):  # it died between writing that and telling it
-                    finish_claim(store, trial._trial_id, ended)
+        if may_be_dead and (lock := _lock(store, str(point))):
+            with lock, suppress(UpdateFinishedTrialError):
+                if outcome := find_outcome(point):  # the worker died after it wrote the outcome
+                    finish_claim(store, trial._trial_id, outcome)
                 else:
                     store.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
 
 
-def _here() -> str:
-    """This machine: where a lock that is held is seen to be held.  Names alone may be alike."""
+def _machine_id() -> str:
+    """Return an id of this machine, on which file locks are reliable; host names alone may be equal."""
     with suppress(OSError):
         return f'{socket.gethostname()} {Path("/proc/sys/kernel/random/boot_id").read_text().strip()}'
     return socket.gethostname()
 
 
-def _fill(store: ClaimStore, points: Sequence[int], outcome: OutcomeLookup) -> None:
-    """A trial for each point that has neither an outcome nor one that waits or runs."""
-    if (held := _locked(store, 'fill')) is None:  # another does it
+def _add_missing_trials(store: ClaimStore, points: Sequence[int], find_outcome: OutcomeLookup) -> None:
+    """Add a trial for each point that has no outcome and no waiting or running trial."""
+    lock = _lock(store, 'fill')
+    if lock is None:  # another process is adding them
         return
-    with held:
+    with lock:
         trials = store.study.get_trials(deepcopy=False)
-        open_ones = {each.user_attrs['point'] for each in trials if each.state in _OPEN}
-        before = {each.user_attrs['point']: each for each in trials if each.state is TrialState.FAIL}
+        open_points = {trial.user_attrs['point'] for trial in trials if trial.state in _OPEN_STATES}
+        failed_trials = {trial.user_attrs['point']: trial for trial in trials if trial.state is TrialState.FAIL}
         for point in points:
-            if point not in open_ones and not outcome(point):
-                store.study.add_trial(_again(point, before.get(point)))
+            if point not in open_points and not find_outcome(point):
+                store.study.add_trial(_new_trial(point, failed_trials.get(point)))
 
 
-def _again(point: int, before: FrozenTrial | None) -> FrozenTrial:
-    """A trial that goes on with what one before it of the same point had drawn and told."""
-    drawn = {'fixed_params': before.params or before.system_attrs.get('fixed_params', {})} if before else {}
-    told = before.intermediate_values if before else {}
+def _new_trial(point: int, previous: FrozenTrial | None) -> FrozenTrial:
+    """Return a waiting trial with the drawn parameters and reported scores of the point's previous trial."""
+    system_attrs: dict[str, Any] = {}
+    scores: dict[int, float] = {}
+    if previous:
+        system_attrs = {'fixed_params': previous.params or previous.system_attrs.get('fixed_params', {})}
+        scores = previous.intermediate_values
     return optuna.create_trial(
-        state=TrialState.WAITING, user_attrs={'point': point}, system_attrs=drawn, intermediate_values=told
+        state=TrialState.WAITING, user_attrs={'point': point}, system_attrs=system_attrs, intermediate_values=scores
     )
 
 
 # Locks
 
 
-def _locked(store: ClaimStore, name: str) -> TextIO | None:
+def _lock(store: ClaimStore, name: str) -> TextIO | None:
     return lock_point_file(store.locks / name)
 
 
 def lock_point_file(path: Path) -> TextIO | None:
-    """As `attnlab.files.lock_file`; RunError where there are none."""
+    """Lock a file, created if missing, as `attnlab.files.lock_file` does; return None if another process holds it.
+
+    Raises RunError if the file system has no locks.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         return files.lock_file(path)
@@ -279,26 +307,29 @@ def lock_point_file(path: Path) -> TextIO | None:
 # Searches
 
 
-class _Named(Trial):
+class _NamingTrial(Trial):
     """A trial whose errors name the parameter."""
 
     def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
         try:
             return super()._suggest(name, distribution)
-        except ValueError as error:  # as for choices that are not those of an earlier trial
-            what = f'{name}, drawn from {search_space.describe_distribution(distribution)}'
-            raise UserError(f'{what}: {" ".join(str(error).split())}') from error
+        except ValueError as error:  # for example choices that differ from those of an earlier trial
+            parameter = f'{name}, drawn from {search_space.describe_distribution(distribution)}'
+            raise UserError(f'{parameter}: {" ".join(str(error).split())}') from error
 
 
 def create_search_trial(store: ClaimStore, claim: Claim, sampler: str, seed: int) -> Trial:
-    """What a search draws from.  Its draws are of the seed and the point alone, whichever worker runs it."""
+    """Return the trial from which a search draws the claimed point.
+
+    The sampler's seed depends only on `seed` and the point, not on the worker.
+    """
     kinds: dict[str, Callable[..., BaseSampler]] = {'random': RandomSampler, 'tpe': TPESampler, 'cmaes': CmaEsSampler}
     store.study.sampler = kinds[sampler](seed=(seed + 1_000_003 * claim.point) % 2**32)
-    return _Named(store.study, claim.trial)
+    return _NamingTrial(store.study, claim.trial)
 
 
 def create_pruner(name: str) -> optuna.pruners.BasePruner:
-    """By its name; a step of it is an evaluation."""
+    """Return the pruner called 'none', 'median', 'asha' or 'hyperband'; its steps are evaluation numbers."""
     return {
         'none': optuna.pruners.NopPruner, 'median': optuna.pruners.MedianPruner,
         'asha': partial(optuna.pruners.SuccessiveHalvingPruner, min_resource=1),

@@ -1,10 +1,10 @@
-"""What is known of a sweep's points, in files that any machine can read.
+"""The files in which the state of a sweep is stored, readable from any machine.
 
-DIR/sweep.json                   what the sweep is; written once, by whoever comes first
-DIR/points/NAME/point.json       number and overrides; of a search, whose points are not known before
-DIR/points/NAME/running.json     who runs it, or ran it last; written anew as long as that goes on
-DIR/points/NAME/outcome.json     how it ended
-DIR/points/NAME/log.txt          the traceback of what failed
+DIR/sweep.json                   the plan of the sweep; written once, by the process that starts first
+DIR/points/NAME/point.json       number and overrides of a point of a search; other points are in sweep.json
+DIR/points/NAME/running.json     the process that runs the point, or ran it last; rewritten while the point runs
+DIR/points/NAME/outcome.json     how the point ended
+DIR/points/NAME/log.txt          the output of the run, with the traceback of a failure
 DIR/points/NAME/run              the work directory that `train` writes
 """
 
@@ -24,22 +24,22 @@ PointStatus = Literal['waiting', 'running', 'done', 'failed', 'pruned']
 Direction = Literal['max', 'min']
 
 HEARTBEAT_SECONDS = 5.0
-"""Seconds between two signs of life of who runs a point."""
+"""Seconds between two heartbeats of a process that runs a point."""
 
 GRACE_SECONDS = 60.0
-"""Seconds without one after which it counts as dead."""
+"""Seconds without a heartbeat after which a process counts as dead."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a point ended.
 
-    metric, direction: of `Task.best`; None where it failed before its task was built.
-    value: the best of the run's evaluations, and step: that of it; None where there was none.
-    seconds: that this point was trained, over all its starts.
-    reason: in one line, of what failed, or was not trained as another point has its config; None otherwise.
-    diverged_at: the step at which the loss was no longer finite, for a point that failed by that; None otherwise, and
-      in the outcomes of earlier versions.
+    metric, direction: `Task.best`; None if the point failed before its task was built.
+    value, step: the best evaluation of the run and its step; None if there was no evaluation.
+    seconds: training time of the point, over all its starts.
+    reason: one line: why the point failed, or which point has the same config and was trained instead; None otherwise.
+    diverged_at: the step at which the loss was no longer finite, if the point failed for that; None otherwise, and in
+      the outcomes of earlier versions.
     """
 
     status: Literal['done', 'failed', 'pruned']
@@ -58,10 +58,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PointRow:
-    """A point as it stands: what it is, and what came of it; `value` to `diverged_at` as in `Outcome`.
+    """A point and its current state; `value` to `diverged_at` as in `Outcome`.
 
     overrides: dotted key -> bool, int, float, str, None or a tuple of these, in the order of the sweep.
-    run: its work directory, which need not exist yet.
+    run: work directory of the point, which need not exist yet.
     """
 
     number: int
@@ -78,13 +78,13 @@ class PointRow:
 
 @dataclass(frozen=True)
 class SweepResults:
-    """A sweep's directory, read.
+    """The content of a sweep's directory.
 
     config: the experiment file and its argument, as on the command line.
-    sweep: the names of its sweeps or of its search.
-    overrides: (dotted key, text) of the command line, which hold for every point.
-    metric, direction: of the points' outcomes; None as long as there is none.
-    rows: by number; of a search, those that were begun.
+    sweep: the names of the sweeps, or the name of the search.
+    overrides: (dotted key, text) pairs of the command line, which apply to every point.
+    metric, direction: those of the points' outcomes; None while there is no outcome.
+    rows: the points by number; of a search, the points drawn so far.
     """
 
     folder: Path
@@ -97,22 +97,26 @@ class SweepResults:
 
 
 def read_sweep(folder: str | os.PathLike) -> SweepResults:
-    """The sweep in a directory; raises UserError where there is none, and where its points measure different things."""
+    """Read the sweep in a directory.
+
+    Raises UserError if the directory holds no sweep, a file is damaged, or the points have different metrics.
+    """
     folder = Path(folder)
     spec = read_spec(folder)
     if spec is None:
         raise UserError(f'{folder} holds no sweep (it has no sweep.json)')
     points = spec['points']
     if spec.get('search'):
-        points = [known for path in (folder / 'points').glob('*/point.json') if (known := read_point(path))]
+        points = [point for path in (folder / 'points').glob('*/point.json') if (point := read_point(path))]
     points = sorted(points, key=lambda point: point['number'])
-    ended = {point['name']: read_outcome(folder, point['name']) for point in points}
-    ends = [end for end in ended.values() if end]
-    measured: set[tuple[str, Direction | None]] = {(end.metric, end.direction) for end in ends if end.metric}
-    if len(measured) > 1:
-        several = ' and '.join(sorted(f'{metric} ({direction})' for metric, direction in measured))
-        raise UserError(f'{folder}: the points of the sweep measure different things: {several}')
-    metric, direction = next(iter(measured), (None, None))
+    outcomes = {point['name']: read_outcome(folder, point['name']) for point in points}
+    metrics: set[tuple[str, Direction | None]] = {
+        (outcome.metric, outcome.direction) for outcome in outcomes.values() if outcome and outcome.metric
+    }
+    if len(metrics) > 1:
+        names = ' and '.join(sorted(f'{metric} ({direction})' for metric, direction in metrics))
+        raise UserError(f'{folder}: the points of the sweep have different metrics: {names}')
+    metric, direction = next(iter(metrics), (None, None))
     return SweepResults(
         folder=folder,
         config=spec['config'],
@@ -120,66 +124,71 @@ def read_sweep(folder: str | os.PathLike) -> SweepResults:
         overrides=tuple((key, text) for key, text in spec['overrides']),
         metric=metric,
         direction=direction,
-        rows=tuple(_row(folder, point, ended[point['name']]) for point in points),
+        rows=tuple(_point_row(folder, point, outcomes[point['name']]) for point in points),
     )
 
 
-def _row(folder: Path, point: dict[str, Any], end: Outcome | None) -> PointRow:
-    values = {key: _tupled(value) for key, value in point['overrides'].items()}
-    known = point['number'], point['name'], values, run_folder(folder, point['name'])
-    if end is None:
-        running = _alive(point_folder(folder, point['name']) / 'running.json')
-        return PointRow(*known, 'running' if running else 'waiting')
-    return PointRow(*known, end.status, end.value, end.step, end.seconds, end.reason, end.diverged_at)
+def _point_row(folder: Path, point: dict[str, Any], outcome: Outcome | None) -> PointRow:
+    overrides = {key: _lists_to_tuples(value) for key, value in point['overrides'].items()}
+    identity = point['number'], point['name'], overrides, run_folder(folder, point['name'])
+    if outcome is None:
+        running = _is_running(point_folder(folder, point['name']) / 'running.json')
+        return PointRow(*identity, 'running' if running else 'waiting')
+    return PointRow(
+        *identity, outcome.status, outcome.value, outcome.step, outcome.seconds, outcome.reason, outcome.diverged_at
+    )
 
 
 def point_folder(folder: Path, name: str) -> Path:
-    """Where all about a point lies."""
+    """Return the folder with all files of a point."""
     return folder / 'points' / name
 
 
 def run_folder(folder: Path, name: str) -> Path:
-    """The work directory of a point's training."""
+    """Return the work directory of a point's training."""
     return point_folder(folder, name) / 'run'
 
 
 def read_spec(folder: Path) -> dict[str, Any] | None:
-    """What sweep.json says; None where there is none."""
+    """Return the content of sweep.json, or None if the file does not exist."""
     return read_json(Path(folder) / 'sweep.json', 'config', 'sweep', 'overrides', 'points')
 
 
 def read_outcome(folder: Path, name: str) -> Outcome | None:
-    """How a point ended, None for one that did not yet."""
+    """Return the outcome of a point, or None if the point has not ended."""
     required = [field.name for field in fields(Outcome) if field.default is MISSING]
-    found = read_json(point_folder(folder, name) / 'outcome.json', *required)
+    tree = read_json(point_folder(folder, name) / 'outcome.json', *required)
     known = [field.name for field in fields(Outcome)]
-    return Outcome(**{name: value for name, value in found.items() if name in known}) if found else None
+    return Outcome(**{key: value for key, value in tree.items() if key in known}) if tree else None
 
 
-def write_outcome(folder: Path, name: str, end: Outcome) -> None:
-    """Writes it whole or not at all."""
-    write_json(point_folder(folder, name) / 'outcome.json', asdict(end))
+def write_outcome(folder: Path, name: str, outcome: Outcome) -> None:
+    """Write the outcome of a point atomically."""
+    write_json(point_folder(folder, name) / 'outcome.json', asdict(outcome))
 
 
 def delete_outcome(folder: Path, name: str, point: bool = False) -> None:
-    """Takes away how a point ended, and, of a search, also what it was."""
+    """Delete the outcome of a point; if `point`, also the point.json of a point of a search."""
     for file in ('outcome.json', *(['point.json'] if point else [])):
         (point_folder(folder, name) / file).unlink(missing_ok=True)
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    """Writes JSON that a reader sees whole or not at all."""
+    """Write a JSON file atomically: a reader gets the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_file(path, _json(tree))
+    files.write_file(path, _to_json(tree))
 
 
 def create_json(path: Path, tree: Mapping[str, Any]) -> bool:
-    """Writes JSON where there is no such file yet, and says whether that was so: of several, one does."""
+    """Write a JSON file if it does not exist; return whether this call wrote it.
+
+    Of several processes that call this at once, exactly one writes the file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = files.temporary_path(path)
     try:
-        part.write_text(_json(tree), encoding='utf-8')
-        os.link(part, path)  # unlike a rename, refused where the name is taken
+        part.write_text(_to_json(tree), encoding='utf-8')
+        os.link(part, path)  # unlike a rename, this fails if the file exists
     except FileExistsError:
         return False
     finally:
@@ -187,47 +196,53 @@ def create_json(path: Path, tree: Mapping[str, Any]) -> bool:
     return True
 
 
-def _json(tree: Mapping[str, Any]) -> str:
+def _to_json(tree: Mapping[str, Any]) -> str:
     return json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + '\n'
 
 
 def read_json(path: Path, *keys: str) -> dict[str, Any] | None:
-    """The JSON object in a file, None where there is none; UserError for anything else, and for one without a key."""
+    """Return the JSON object in a file, or None if the file does not exist.
+
+    Raises UserError if the file cannot be read, holds no JSON object, or the object lacks one of `keys`.
+    """
     try:
-        found = json.loads(path.read_text(encoding='utf-8'))
+        tree = json.loads(path.read_text(encoding='utf-8'))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'{path} cannot be read: {error}') from error
-    if not isinstance(found, dict):
-        raise UserError(f'{path} holds a {type(found).__name__}; expected an object with {", ".join(keys)}')
-    if missing := [key for key in keys if key not in found]:
+    if not isinstance(tree, dict):
+        raise UserError(f'{path} holds a {type(tree).__name__}; expected an object with {", ".join(keys)}')
+    if missing := [key for key in keys if key not in tree]:
         raise UserError(f'{path} is damaged: it has no {", ".join(missing)}')
-    return found
+    return tree
 
 
 def read_point(path: Path) -> dict[str, Any] | None:
-    """Number, name and overrides of a point of a search, from its point.json."""
+    """Return number, name and overrides of a point of a search from its point.json, or None if there is no file."""
     return read_json(path, 'number', 'name', 'overrides')
 
 
 def write_running(folder: Path, name: str, running: bool, started: float, seconds: float) -> None:
-    """Says that this process runs a point, or has ended to; seconds: that the point was trained so far."""
-    who = {'running': running, 'host': socket.gethostname(), 'pid': os.getpid()}
-    write_json(point_folder(folder, name) / 'running.json', who | {'started': started, 'seconds': seconds})
+    """Record that this process runs a point, or no longer runs it.
+
+    started: time of the start, in seconds since the epoch.  seconds: training time of the point so far.
+    """
+    process = {'running': running, 'host': socket.gethostname(), 'pid': os.getpid()}
+    write_json(point_folder(folder, name) / 'running.json', process | {'started': started, 'seconds': seconds})
 
 
 def read_training_seconds(folder: Path, name: str) -> float:
-    """That a point was trained by whoever ran it so far."""
-    found = read_json(point_folder(folder, name) / 'running.json', 'seconds')
-    return found['seconds'] if found else 0.0
+    """Return the training time of a point in all earlier starts, in seconds."""
+    tree = read_json(point_folder(folder, name) / 'running.json', 'seconds')
+    return tree['seconds'] if tree else 0.0
 
 
-def _alive(path: Path) -> bool:
-    """Whether the file says that someone runs the point, and was written a short while ago."""
-    found = read_json(path, 'running')
-    return bool(found and found['running']) and time.time() - path.stat().st_mtime < GRACE_SECONDS
+def _is_running(path: Path) -> bool:
+    """Return whether a running.json records a running point and is at most `GRACE_SECONDS` old."""
+    tree = read_json(path, 'running')
+    return bool(tree and tree['running']) and time.time() - path.stat().st_mtime < GRACE_SECONDS
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(_tupled(inner) for inner in value) if isinstance(value, list) else value
+def _lists_to_tuples(value: Any) -> Any:
+    return tuple(_lists_to_tuples(inner) for inner in value) if isinstance(value, list) else value

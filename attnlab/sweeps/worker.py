@@ -1,4 +1,4 @@
-"""A process that runs a sweep's points one after the other, so that they share what is imported and compiled."""
+"""A worker process: runs points of a sweep one after another, so that they share imports and compiled programs."""
 
 import gc
 import os
@@ -29,183 +29,210 @@ from attnlab.train import metrics, run
 from attnlab.train.loop import EvaluationCallback
 
 MAX_REASON_LENGTH = 400
-"""Characters of the reason of a failure at most: a device that is out of memory explains itself in pages."""
+"""Most characters of the reason of a failure; the message of an out-of-memory error can be pages long."""
 
 POLL_SECONDS = 1.0
-"""Seconds between two looks for a point, and between two at whether a sign of life is due."""
+"""Seconds between two attempts to claim a point, and between two checks whether a heartbeat is due."""
 
 
-def run_points(board: SweepProgress, name: str, url: str) -> None:
-    """Runs points until none is left that could be run, here or elsewhere.
+def run_points(progress: SweepProgress, study_name: str, url: str) -> None:
+    """Claim and run points until every point of the sweep has ended, here or in another worker.
 
-    name: of the study in the database.  Raises Stopped where a signal asks to stop; what ran then has saved.  Raises
-    RunError where the database fails.
+    Raises Stopped after a signal, once the running point has saved its state, and RunError if the database fails.
     """
-    plan = board.plan
+    plan = progress.plan
     pruner = storage.create_pruner(plan.search['pruner'] if plan.search else 'none')
     with handle_stop_signals() as signals, ExitStack() as stack:
-        store = storage.open_claim_store(url, name, plan.direction, board.folder / 'locks', pruner, signals.check)
+        locks = progress.folder / 'locks'
+        store = storage.open_claim_store(url, study_name, plan.direction, locks, pruner, signals.check)
         stack.callback(storage.close_claim_store, store)
         stack.enter_context(storage.convert_database_errors(store))
-        while not all(board.ended(number) for number in board.numbers):
+        while not all(progress.find_outcome(number) for number in progress.point_numbers):
             signals.check()
-            claim = storage.claim_point(store, board.numbers, board.ended, board.reached)
+            claim = storage.claim_point(store, progress.point_numbers, progress.find_outcome, progress.newest_step)
             if claim is None:
                 time.sleep(POLL_SECONDS)
                 continue
             with claim.lock:
-                _claimed(board, store, claim, signals)
+                _run_claimed(progress, store, claim, signals)
         signals.check()
 
 
-def run_point(board: SweepProgress, number: int) -> Outcome:
-    """Runs a point with no database; how it ended, also where that was before.
+def run_point(progress: SweepProgress, number: int) -> Outcome:
+    """Run one point without a database and return its outcome; if it has ended before, return that outcome.
 
-    Raises Stopped where a signal came, also where it came too late to stop the point.
+    Raises Stopped after a signal, also if the signal came too late to stop the point, and RunError if another process
+    runs the point.
     """
-    if (held := storage.lock_point_file(board.folder / 'locks' / str(number))) is None:
+    if (lock := storage.lock_point_file(progress.folder / 'locks' / str(number))) is None:
         raise RunError(f'point {number} is run by another process')
-    with held, handle_stop_signals() as signals:
-        end = board.ended(number) or _run(board, board.plan.points[number], signals)
+    with lock, handle_stop_signals() as signals:
+        outcome = progress.find_outcome(number) or _run(progress, progress.plan.points[number], signals)
         signals.check()
-        return end
+        return outcome
 
 
 # A point
 
 
-def _claimed(board: SweepProgress, store: storage.ClaimStore, claim: storage.Claim, signals: StopSignals) -> None:
-    """Runs a claimed point and tells the database what came of it."""
-    watch: EvaluationCallback = lambda step, scores: None
-    end = None
-    if board.plan.search:
-        seed: Any = board.plan.base.seed
-        trial = storage.create_search_trial(store, claim, board.plan.search['sampler'], seed)
-        point, end = _drawn(board, store, claim.point, trial)
-        watch = partial(_report, board, store, trial, point)
+def _ignore_evaluation(step: int, scores: dict[str, float]) -> None:
+    """Ignore an evaluation: the callback of points that are not pruned."""
+
+
+def _run_claimed(
+    progress: SweepProgress, store: storage.ClaimStore, claim: storage.Claim, signals: StopSignals
+) -> None:
+    """Run a claimed point, write its outcome, and end the claim."""
+    plan, folder = progress.plan, progress.folder
+    on_evaluation: EvaluationCallback = _ignore_evaluation
+    outcome = None
+    if plan.search:
+        seed: Any = plan.base.seed
+        trial = storage.create_search_trial(store, claim, plan.search['sampler'], seed)
+        point, outcome = _draw_point(progress, store, claim.point, trial)
+        on_evaluation = partial(_report_evaluation, progress, store, trial, point)
     else:
-        point = board.plan.points[claim.point]
-    if end is None and claim.kills >= storage.MAX_KILLS:
+        point = plan.points[claim.point]
+    if outcome is None and claim.kills >= storage.MAX_KILLS:
         reason = f'its worker was killed {claim.kills} times with no step saved in between'
-        end = _failed(board.plan, RunError(reason), sweep_files.read_training_seconds(board.folder, point.name))
+        seconds = sweep_files.read_training_seconds(folder, point.name)
+        outcome = _failed_outcome(plan, RunError(reason), seconds)
     try:
-        if end is None:
-            end = _run(board, point, signals, watch, lambda: storage.send_heartbeat(store, claim.trial))
+        if outcome is None:
+            send_heartbeat = partial(storage.send_heartbeat, store, claim.trial)
+            outcome = _run(progress, point, signals, on_evaluation, send_heartbeat)
         else:
-            sweep_files.write_outcome(board.folder, point.name, end)
+            sweep_files.write_outcome(folder, point.name, outcome)
     except Stopped:
         storage.release_claim(store, claim.trial, 'stopped')
         raise
-    storage.finish_claim(store, claim.trial, end)
+    storage.finish_claim(store, claim.trial, outcome)
 
 
-def _drawn(board: SweepProgress, store: storage.ClaimStore, number: int, trial: Trial) -> tuple[Point, Outcome | None]:
-    """The point that a search makes of a trial, and its outcome where there is nothing to train.
+def _draw_point(
+    progress: SweepProgress, store: storage.ClaimStore, number: int, trial: Trial
+) -> tuple[Point, Outcome | None]:
+    """Draw a point of a search, and return it with its outcome if it need not be trained, else with None.
 
-    That is so where the search makes no config, and where a point with the same config is done.
+    A point is not trained if the search gives no valid config, or if a point with the same config is done.
     """
-    plan = board.plan
+    plan = progress.plan
     try:
         search = configs.experiment_functions(plan.config, 'search_')[plan.sweep[0]]
         with storage.convert_database_errors(store):
             overrides = search(trial)
         config = points.point_config(plan.config, plan.overrides, overrides)
-        overrides, end = points.typed_overrides(config, overrides), _of_another(board, number, config)
+        overrides = points.typed_overrides(config, overrides)
+        outcome = _outcome_of_same_config(progress, number, config)
     except database.DatabaseFailed:
         raise
-    except (Exception, SystemExit) as error:  # whatever the experiment's author raises
-        overrides, end = {}, _failed(plan, error, 0.0)
-    if before := board.begun(number):
-        return Point(*(before[field] for field in Point._fields)), end
+    except (Exception, SystemExit) as error:  # the user's search function may raise anything
+        overrides, outcome = {}, _failed_outcome(plan, error, 0.0)
+    if earlier := progress.read_drawn_point(number):
+        return Point(*(earlier[field] for field in Point._fields)), outcome
     point = Point(number, points.point_name(overrides, number), overrides)
     tree = point._asdict() | search_space.record_draws(trial)
-    sweep_files.write_json(sweep_files.point_folder(board.folder, point.name) / 'point.json', tree)
-    return point, end
+    sweep_files.write_json(sweep_files.point_folder(progress.folder, point.name) / 'point.json', tree)
+    return point, outcome
 
 
-def _of_another(board: SweepProgress, number: int, config: ConfigDict) -> Outcome | None:
-    """The outcome of another point with the same config: the same seed gives the same numbers once more."""
-    if (found := board.same(number, config)) is None:
+def _outcome_of_same_config(progress: SweepProgress, number: int, config: ConfigDict) -> Outcome | None:
+    """Return the outcome of another point with the same config; training it again would give the same numbers."""
+    if (same := progress.find_same_config(number, config)) is None:
         return None
-    other, end = found
-    return replace(end, seconds=0.0, reason=f'not trained: its config is that of point {other}')
+    other, outcome = same
+    return replace(outcome, seconds=0.0, reason=f'not trained: its config is that of point {other}')
 
 
-def _report(
-    board: SweepProgress, store: storage.ClaimStore, trial: Trial, point: Point, step: int, scores: dict[str, float]
+def _report_evaluation(
+    progress: SweepProgress,
+    store: storage.ClaimStore,
+    trial: Trial,
+    point: Point,
+    step: int,
+    scores: dict[str, float],
 ) -> None:
-    """Tells a trial of an evaluation, by its number from 1, and ends the run where the pruner says so."""
-    number = len(_evaluations(sweep_files.run_folder(board.folder, point.name)))
+    """Report an evaluation to the pruner under its number, from 1; raise Pruned if the pruner stops the run."""
+    number = len(_read_evaluations(sweep_files.run_folder(progress.folder, point.name)))
     with storage.convert_database_errors(store):
-        ends = storage.report_evaluation(store, trial, number, scores[board.plan.metric])
-    if ends:
+        is_pruned = storage.report_evaluation(store, trial, number, scores[progress.plan.metric])
+    if is_pruned:
         raise Pruned(f'pruned at step {step}')
 
 
 def _run(
-    board: SweepProgress,
+    progress: SweepProgress,
     point: Point,
     signals: StopSignals,
-    watch: EvaluationCallback = lambda step, scores: None,
-    beat: Callable[[], bool] = lambda: True,
+    on_evaluation: EvaluationCallback = _ignore_evaluation,
+    send_heartbeat: Callable[[], bool] = lambda: True,
 ) -> Outcome:
-    """Trains a point, or goes on with it, and writes how it ended; what is printed goes to its log."""
-    folder, plan = board.folder, board.plan
-    workdir, before = sweep_files.run_folder(folder, point.name), sweep_files.read_training_seconds(folder, point.name)
-    started, clock = time.time(), time.monotonic()
-    spent = lambda: before + time.monotonic() - clock
-    says = lambda running: sweep_files.write_running(folder, point.name, running, started, spent())
+    """Train a point, or resume it, and write its outcome; the output of the run goes to the point's log."""
+    folder, plan = progress.folder, progress.plan
+    workdir = sweep_files.run_folder(folder, point.name)
+    seconds_before = sweep_files.read_training_seconds(folder, point.name)
+    start_time, start_clock = time.time(), time.monotonic()
+
+    def training_seconds() -> float:
+        return seconds_before + time.monotonic() - start_clock
+
+    def write_running(running: bool) -> None:
+        sweep_files.write_running(folder, point.name, running, start_time, training_seconds())
+
+    log = sweep_files.point_folder(folder, point.name) / 'log.txt'
     try:
-        with _log(sweep_files.point_folder(folder, point.name) / 'log.txt'), _beating(says, beat):
-            end = _trained(plan, point, workdir, signals, watch, spent)
-            sweep_files.write_outcome(folder, point.name, end)
+        with _redirected_output(log), _heartbeats(write_running, send_heartbeat):
+            outcome = _train(plan, point, workdir, signals, on_evaluation, training_seconds)
+            sweep_files.write_outcome(folder, point.name, outcome)
     except (Stopped, database.DatabaseFailed):
-        says(False)
+        write_running(False)
         raise
-    gc.collect()  # the arrays that the point leaves
-    return end
+    gc.collect()  # frees the device arrays of this point before the next one starts
+    return outcome
 
 
-def _trained(
+def _train(
     plan: SweepPlan,
     point: Point,
     workdir: Path,
     signals: StopSignals,
-    watch: EvaluationCallback,
-    spent: Callable[[], float],
+    on_evaluation: EvaluationCallback,
+    training_seconds: Callable[[], float],
 ) -> Outcome:
+    """Train a point and return its outcome, also if training fails."""
     try:
         config = points.point_config(plan.config, plan.overrides, point.overrides)
-        with signals.raised():
-            done = run.train_run(config, workdir, watch=watch)
-        return Outcome(
-            'done', plan.metric, plan.direction, done[f'best_{plan.metric}'], int(done['best_step']), spent()
-        )
+        with signals.raise_immediately():
+            scores = run.train_run(config, workdir, watch=on_evaluation)
+        value, step = scores[f'best_{plan.metric}'], int(scores['best_step'])
+        return Outcome('done', plan.metric, plan.direction, value, step, training_seconds())
     except database.DatabaseFailed:
         raise
-    except Pruned as wish:
-        print(wish)
-        return Outcome('pruned', plan.metric, plan.direction, *_best(workdir, plan), spent())
-    except (Exception, SystemExit) as error:  # whatever it is, the other points are run
+    except Pruned as pruned:
+        print(pruned)
+        return Outcome('pruned', plan.metric, plan.direction, *_best_evaluation(workdir, plan), training_seconds())
+    except (Exception, SystemExit) as error:  # a failed point must not end the worker
         traceback.print_exc()
-        return _failed(plan, error, spent())
+        return _failed_outcome(plan, error, training_seconds())
 
 
-def _failed(plan: SweepPlan, error: BaseException, seconds: float) -> Outcome:
+def _failed_outcome(plan: SweepPlan, error: BaseException, seconds: float) -> Outcome:
+    """Return the outcome of a point that failed with `error`; the log has the whole error with its traceback."""
     text = format_value(' '.join(str(error).split()))
     reason = text if isinstance(error, UserError | RunError) else f'{type(error).__name__}: {text}'
-    reason = crop_text(reason, MAX_REASON_LENGTH)  # all of it, with the traceback, is in the point's log
+    reason = crop_text(reason, MAX_REASON_LENGTH)
     diverged_at = error.step if isinstance(error, Diverged) else None
     return Outcome('failed', plan.metric, plan.direction, None, None, seconds, reason, diverged_at)
 
 
-def _best(workdir: Path, plan: SweepPlan) -> tuple[float, int]:
-    found = _evaluations(workdir)
-    best = (max if plan.direction == 'max' else min)(found, key=lambda record: record[plan.metric])
+def _best_evaluation(workdir: Path, plan: SweepPlan) -> tuple[float, int]:
+    """Return score and step of the best evaluation of a run."""
+    best_of = max if plan.direction == 'max' else min
+    best = best_of(_read_evaluations(workdir), key=lambda record: record[plan.metric])
     return best[plan.metric], best['step']
 
 
-def _evaluations(workdir: Path) -> list[dict[str, Any]]:
+def _read_evaluations(workdir: Path) -> list[dict[str, Any]]:
     return [record for record in metrics.read_metrics(workdir) if record['split'] == 'valid']
 
 
@@ -213,12 +240,12 @@ def _evaluations(workdir: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _log(path: Path) -> Iterator[None]:
-    """What is written to the screen meanwhile goes to a file, whoever writes it."""
+def _redirected_output(path: Path) -> Iterator[None]:
+    """Append everything written to standard output and standard error, also by C libraries, to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = os.dup(1), os.dup(2)
+    saved = os.dup(1), os.dup(2)
     with path.open('ab') as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -227,34 +254,37 @@ def _log(path: Path) -> Iterator[None]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        for number, old in zip((1, 2), kept, strict=True):
-            os.dup2(old, number)
-            os.close(old)
+        for descriptor, saved_descriptor in zip((1, 2), saved, strict=True):
+            os.dup2(saved_descriptor, descriptor)
+            os.close(saved_descriptor)
 
 
 @contextmanager
-def _beating(says: Callable[[bool], None], beat: Callable[[], bool]) -> Iterator[None]:
-    """Signs of life beside a point's training, the first at once; ends the process where the point is no longer its."""
-    says(True)
+def _heartbeats(write_running: Callable[[bool], None], send_heartbeat: Callable[[], bool]) -> Iterator[None]:
+    """Write running.json at once, then every `HEARTBEAT_SECONDS` write it and send a heartbeat in a thread.
+
+    Kills this process if `send_heartbeat` returns False, because then another worker has the point.
+    """
+    write_running(True)
     done = threading.Event()
 
-    def signs() -> None:
-        next_one = time.monotonic() + HEARTBEAT_SECONDS
+    def run_thread() -> None:
+        next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
         while not done.wait(POLL_SECONDS):
-            if time.monotonic() < next_one:
+            if time.monotonic() < next_heartbeat:
                 continue
-            next_one = time.monotonic() + HEARTBEAT_SECONDS
+            next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
             try:
-                says(True)
-                mine = beat()
-            except (Exception, Stopped) as error:  # a database that is away for a moment, a disk that is full for one
-                print(f'no sign of life: {error}', file=sys.stderr)
+                write_running(True)
+                has_claim = send_heartbeat()
+            except (Exception, Stopped) as error:  # the database or the disk may work again at the next heartbeat
+                print(f'the heartbeat failed: {error}', file=sys.stderr)
                 continue
-            if not mine:
-                print('another process has taken this point, as nothing was heard of this one', file=sys.stderr)
+            if not has_claim:
+                print('another process has claimed this point, because no heartbeat arrived in time', file=sys.stderr)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    thread = threading.Thread(target=signs, daemon=True)
+    thread = threading.Thread(target=run_thread, daemon=True)
     thread.start()
     try:
         yield

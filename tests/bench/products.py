@@ -1,17 +1,20 @@
-"""The matrix products of a program."""
+"""The matrix products of a traced program."""
 
 from math import prod
 
 import jax
 
 
-def multiplied(equation):
-    """The products of an equation and of the programs inside it."""
+def matrix_products(equation):
+    """Yield the matrix products of a jaxpr equation and of the jaxprs inside it.
+
+    Each product is (batch size, inner size, smaller outer size, larger outer size).
+    """
     if equation.primitive.name == 'dot_general':
         left, right = (x.aval.shape for x in equation.invars)
-        (inner, _), (batch, _) = equation.params['dimension_numbers']
-        shared, K = (prod(left[axis] for axis in axes) for axes in (batch, inner))
-        yield shared, K, *sorted(prod(x) // (shared * K) for x in (left, right))
-    for inside in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, 'eqns')):
-        for each in getattr(inside, 'eqns', ()):
-            yield from multiplied(each)
+        (inner_axes, _), (batch_axes, _) = equation.params['dimension_numbers']
+        batch, inner = (prod(left[axis] for axis in axes) for axes in (batch_axes, inner_axes))
+        yield batch, inner, *sorted(prod(shape) // (batch * inner) for shape in (left, right))
+    for parameter in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, 'eqns')):
+        for inner_equation in getattr(parameter, 'eqns', ()):
+            yield from matrix_products(inner_equation)

@@ -1,4 +1,4 @@
-"""The bench of the training step, at sizes that take no time."""
+"""The sequence-to-sequence benchmark, at tiny sizes."""
 
 import numpy as np
 import pytest
@@ -22,21 +22,21 @@ def test_the_batch_is_shifted_and_padded():
 
 
 @pytest.mark.peers
-def test_a_table_of_both_for_every_attention(capsys):
+def test_the_table_has_both_frameworks_for_every_attention(capsys):
     seq2seq.measure_seq2seq(TINY, rounds=2)
     machine, threads, head, *rows = capsys.readouterr().out.splitlines()
     assert 'torch' in machine and 'PyTorch eager' in threads
     assert head.split() == ['attention', 'attnlab', 'PyTorch', 'ratio']
     assert [row.split()[0] for row in rows] == list(seq2seq.ATTENTIONS)
     for row in rows:
-        ours, our_rate, theirs, their_rate, ratio = (float(word) for word in row.split()[1:] if word[0].isdigit())
+        ours, our_rate, theirs, their_rate, ratio = (float(cell) for cell in row.split()[1:] if cell[0].isdigit())
         assert ratio == pytest.approx(theirs / ours, abs=0.05, rel=0.1)
         assert our_rate / their_rate == pytest.approx(theirs / ours, rel=0.1)
 
 
 @pytest.mark.peers
 @pytest.mark.parametrize('attention', seq2seq.ATTENTIONS)
-def test_both_go_down_the_same_road(attention):
+def test_both_frameworks_have_the_same_losses(attention):
     losses = {
         name: [step() for _ in range(4)]
         for name, step in seq2seq.seq2seq_training_steps(
@@ -48,8 +48,9 @@ def test_both_go_down_the_same_road(attention):
 
 
 @pytest.mark.peers
-def test_it_is_not_timed_unless_both_compute_the_same(monkeypatch):
+def test_different_losses_are_an_error(monkeypatch):
     from attnlab.bench import seq2seq_torch as peer
+
     monkeypatch.setattr(peer, 'load_parameters', lambda model, params: None)
     with pytest.raises(RunError, match='the same weights and batch give the loss'):
         seq2seq.seq2seq_training_steps(TINY, 'dot', seq2seq.random_batch(TINY))

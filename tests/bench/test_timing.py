@@ -1,4 +1,4 @@
-"""Interleaved times and the line that names the machine."""
+"""Interleaved times, and the line that describes the machine."""
 
 import platform
 import time
@@ -11,11 +11,11 @@ from attnlab.bench import timing
 def test_functions_take_turns_after_one_untimed_call_each():
     calls = []
     times = timing.time_interleaved({name: lambda name=name: calls.append(name) for name in 'abc'}, rounds=4)
-    assert ' '.join(''.join(calls[i:i + 3]) for i in range(0, len(calls), 3)) == 'abc abc bca cab abc'
-    assert {name: len(each) for name, each in times.items()} == {'a': 4, 'b': 4, 'c': 4}
+    assert ' '.join(''.join(calls[i : i + 3]) for i in range(0, len(calls), 3)) == 'abc abc bca cab abc'
+    assert {name: len(seconds) for name, seconds in times.items()} == {'a': 4, 'b': 4, 'c': 4}
 
 
-def test_each_time_is_its_own_functions(monkeypatch):
+def test_each_time_belongs_to_its_function(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, 'perf_counter', lambda: clock[0])
 
@@ -30,15 +30,15 @@ def test_a_seed_draws_the_order_of_each_round():
     def order(seed):
         calls = []
         timing.time_interleaved({name: lambda name=name: calls.append(name) for name in 'abcd'}, rounds=40, seed=seed)
-        return ''.join(calls[4:])  # the untimed ones come first
+        return ''.join(calls[4:])  # the untimed calls come first
 
     drawn = order(0)
-    assert all(sorted(drawn[i:i + 4]) == list('abcd') for i in range(0, 160, 4))
-    assert len({drawn[i:i + 4] for i in range(0, 160, 4)}) > 12
+    assert all(sorted(drawn[i : i + 4]) == list('abcd') for i in range(0, 160, 4))
+    assert len({drawn[i : i + 4] for i in range(0, 160, 4)}) > 12
     assert order(0) == drawn != order(1)
 
 
-def test_what_disagrees_is_not_timed():
+def test_functions_that_disagree_are_not_timed():
     calls = []
 
     def check(results):
@@ -65,7 +65,7 @@ def test_no_round_begins_after_the_time_is_up(monkeypatch):
     assert [rounds(seconds) for seconds in (0.0, 6.0, 8.0, 9.5, 100.0)] == [3, 3, 4, 5, 9]
 
 
-def test_the_machine_in_a_line():
+def test_the_machine_is_described_in_a_line():
     line = timing.describe_hardware(['numpy', 'no-such-package'])
     processor, cores, *versions = line.rsplit(', ', 3)
     assert processor
@@ -75,18 +75,18 @@ def test_the_machine_in_a_line():
     assert 'no-such-package' not in line
 
 
-def test_the_processor_is_read_from_the_table(tmp_path):
-    table = tmp_path / 'cpuinfo'
-    table.write_text('processor\t: 0\nmodel name\t: Fast CPU: 3 GHz\nprocessor\t: 1\nmodel name\t: Other\n')
-    assert timing._processor(table) == 'Fast CPU: 3 GHz'
-    table.write_text('processor\t: 0\nBogoMIPS\t: 50\n')
-    assert timing._processor(table) == timing._processor(tmp_path / 'absent') != ''
+def test_the_processor_name_is_read_from_cpuinfo(tmp_path):
+    cpuinfo = tmp_path / 'cpuinfo'
+    cpuinfo.write_text('processor\t: 0\nmodel name\t: Fast CPU: 3 GHz\nprocessor\t: 1\nmodel name\t: Other\n')
+    assert timing._processor_name(cpuinfo) == 'Fast CPU: 3 GHz'
+    cpuinfo.write_text('processor\t: 0\nBogoMIPS\t: 50\n')
+    assert timing._processor_name(cpuinfo) == timing._processor_name(tmp_path / 'absent') != ''
 
 
-def test_calls_before_the_one_that_counts():
-    made = []
-    functions = {name: lambda name=name: made.append(name) or time.sleep(0.02) for name in ('a', 'b')}
+def test_a_function_is_called_untimed_while_it_settles():
+    calls = []
+    functions = {name: lambda name=name: calls.append(name) or time.sleep(0.02) for name in ('a', 'b')}
     times = timing.time_interleaved(functions, 2, settle=0.05)
-    turns = ''.join(made)[2:]
+    turns = ''.join(calls)[2:]
     assert turns.count('a') >= 8 and 'ab' in turns and turns.replace('aa', 'a').replace('bb', 'b').count('ab') == 1
-    assert all(len(each) == 2 and min(each) >= 0.02 for each in times.values())
+    assert all(len(seconds) == 2 and min(seconds) >= 0.02 for seconds in times.values())

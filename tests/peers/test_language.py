@@ -1,4 +1,4 @@
-"""Our language model and our blocks against the same ones in PyTorch, number by number."""
+"""attnlab's language model and block against the same model and block in PyTorch, number by number."""
 
 import dataclasses
 from functools import partial
@@ -17,29 +17,29 @@ from attnlab.models.language import LanguageModel
 
 pytestmark = pytest.mark.peers
 
-TOLERANCE = 64 * float(np.finfo(np.float32).eps)  # 7.6e-6: some tens of roundings, values of order one
+TOLERANCE = 64 * float(np.finfo(np.float32).eps)  # 7.6e-6: some tens of rounding errors, for values of order one
 V, D, L, T, N, B = 11, 8, 2, 6, 2, 3
 CONFIG = LanguageModelConfig(layers=L, width=D, heads=N, context=T)
 LENGTHS = np.array([6, 1, 4])
 
 
-def drawn(init, x):
-    """Parameters for this input, all drawn at random, biases and gains too."""
+def random_params(init, x):
+    """Return random parameters for this input; biases and norm scales are random too."""
     shapes = jax.eval_shape(init, jax.random.key(0), x)['params']
     random = np.random.default_rng(1)
     return jax.tree.map(lambda x: (0.5 * random.standard_normal(x.shape)).astype(np.float32), shapes)
 
 
-def both(mlp):
-    """Ours, its random parameters, and the other model with the same ones; and tokens [B, T + 1]."""
+def both_models(mlp):
+    """Return attnlab's model, random parameters, PyTorch's model with the same parameters, and tokens [B, T + 1]."""
     from attnlab.bench import lm_torch as peer
 
     model = LanguageModel(V, dataclasses.replace(CONFIG, mlp=mlp))
     tokens = np.random.default_rng(0).integers(0, V, (B, T + 1)).astype(np.int32)
-    params = drawn(model.init, tokens[:, :-1])
-    other = peer.LanguageModel(V, D, L, T, N, mlp)
-    peer.load_parameters(other, params)
-    return model, params, other, tokens
+    params = random_params(model.init, tokens[:, :-1])
+    torch_model = peer.LanguageModel(V, D, L, T, N, mlp)
+    peer.load_parameters(torch_model, params)
+    return model, params, torch_model, tokens
 
 
 LAYER = {
@@ -48,25 +48,25 @@ LAYER = {
 }  # fmt: skip
 
 
-def renamed(params):
-    """A block's parameters or gradients under the names of `torch.nn.TransformerEncoderLayer`."""
+def encoder_layer_state_dict(params):
+    """Return a block's parameters or gradients with the names of `torch.nn.TransformerEncoderLayer`."""
     from attnlab.bench.lm_torch import block_state_dict
 
-    parts = ((*name.split('.'), np.asarray(x)) for name, x in block_state_dict(params).items())
-    return {LAYER[layer] + kind: x for layer, kind, x in parts}
+    entries = ((*name.split('.'), np.asarray(x)) for name, x in block_state_dict(params).items())
+    return {LAYER[layer] + kind: x for layer, kind, x in entries}
 
 
-def assert_close(ours, theirs, what):
+def assert_close(ours, theirs, name):
     scale = max(1.0, float(np.max(np.abs(theirs), initial=0.0)))
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE * scale, err_msg=what, strict=True)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE * scale, err_msg=name, strict=True)
 
 
 @pytest.mark.parametrize('mlp', ['gelu', 'gelu_tanh'])
-def test_values_and_gradients_are_those_of_torch(mlp):
+def test_loss_logits_and_gradients_equal_those_of_pytorch(mlp):
     torch = pytest.importorskip('torch')
     from attnlab.bench import lm_torch as peer
 
-    model, params, other, tokens = both(mlp)
+    model, params, torch_model, tokens = both_models(mlp)
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
 
     @jax.jit
@@ -81,76 +81,77 @@ def test_values_and_gradients_are_those_of_torch(mlp):
     (value, logits), gradients = ours(params)
     tensors = [torch.from_numpy(np.array(x)).long() for x in (inputs, labels)]
     with torch.no_grad():
-        assert_close(logits, other(tensors[0]).numpy(), 'logits')
-    their_value = peer.loss(other, *tensors)
+        assert_close(logits, torch_model(tensors[0]).numpy(), 'logits')
+    their_value = peer.loss(torch_model, *tensors)
     their_value.backward()
     assert_close(value, np.float32(their_value.item()), 'loss')
-    theirs = {name: x.grad.numpy() for name, x in other.named_parameters()}
+    theirs = {name: x.grad.numpy() for name, x in torch_model.named_parameters()}
     expected = peer.state_dict(gradients)
     assert expected.keys() == theirs.keys()
     for name, gradient in theirs.items():
         assert_close(expected[name], gradient, f'gradient of {name}')
 
 
-def test_the_logits_of_both_caches_are_those_of_torch_without():
+def test_logits_with_a_cache_equal_those_of_pytorch_without():
     torch = pytest.importorskip('torch')
     from attnlab.decode.cache import extend_cache, init_cache
 
-    model, params, other, tokens = both('gelu')
+    model, params, torch_model, tokens = both_models('gelu')
     tokens = tokens[:, :T]
     with torch.no_grad():
-        expected = other(torch.from_numpy(tokens).long()).numpy()
-    ours, theirs = init_cache(model, params, B, T), other.start(B)
+        expected = torch_model(torch.from_numpy(tokens).long()).numpy()
+    ours, theirs = init_cache(model, params, B, T), torch_model.start(B)
     for begin, end in ((0, 3), (3, 4), (4, 5), (5, 6)):
         ours, logits = jax.jit(partial(extend_cache, model))(params, ours, tokens[:, begin:end])
         with torch.inference_mode():
-            last = other(torch.from_numpy(tokens[:, begin:end]).long(), theirs, begin).numpy()
-        assert_close(logits, expected[:, begin:end], f'ours from {begin}')
-        assert_close(last, expected[:, end - 1 : end], f'of PyTorch at {end - 1}')
+            last = torch_model(torch.from_numpy(tokens[:, begin:end]).long(), theirs, begin).numpy()
+        assert_close(logits, expected[:, begin:end], f'attnlab from {begin}')
+        assert_close(last, expected[:, end - 1 : end], f'PyTorch at {end - 1}')
 
 
-def test_greedy_decoding_says_what_torch_says():
+def test_greedy_decoding_gives_the_tokens_of_pytorch():
     torch = pytest.importorskip('torch')
     from attnlab.bench import lm
     from attnlab.bench import lm_torch as peer
 
-    model, params, other, tokens = both('gelu')
-    params['stack']['norm'] = {'scale': np.ones(D, np.float32), 'bias': np.zeros(D, np.float32)}  # or all is one word
-    peer.load_parameters(other, params)
+    model, params, torch_model, tokens = both_models('gelu')
+    # With a random norm, all decoded tokens would be equal.
+    params['stack']['norm'] = {'scale': np.ones(D, np.float32), 'bias': np.zeros(D, np.float32)}
+    peer.load_parameters(torch_model, params)
     rows = prompt = tokens[:, :2]
     for _ in range(T - 2):
         with torch.no_grad():
-            chosen = other(torch.from_numpy(rows).long())[:, -1].argmax(-1, keepdim=True)
+            chosen = torch_model(torch.from_numpy(rows).long())[:, -1].argmax(-1, keepdim=True)
         rows = np.concatenate([rows, chosen.numpy()], axis=1)
     assert len(np.unique(rows[:, 2:])) > 1
-    np.testing.assert_array_equal(peer.generate_greedily(other, prompt, T - 2), rows[:, 2:])
+    np.testing.assert_array_equal(peer.generate_greedily(torch_model, prompt, T - 2), rows[:, 2:])
     np.testing.assert_array_equal(lm.greedy_decoder(model, params, prompt, T - 2)(), rows[:, 2:])
 
 
 @pytest.mark.parametrize('act', ['gelu', 'relu'])
 @pytest.mark.parametrize('order', ['pre', 'post'])
-def test_a_block_is_the_encoder_layer_of_torch(order, act):
+def test_a_block_equals_the_encoder_layer_of_pytorch(order, act):
     torch = pytest.importorskip('torch')
     block = TransformerBlock(dataclasses.replace(CONFIG, order=order, mlp=act), NoEncoding())
     mask = padding_mask(keys=jnp.asarray(LENGTHS))
-    x, slope = np.random.default_rng(2).standard_normal((2, B, T, D)).astype(np.float32)
-    real = np.arange(T) < LENGTHS[:, None]
-    rest = dict(mask=mask, token_mask=None, deterministic=True)
-    params = drawn(partial(block.init, **rest), x)
+    x, d_out = np.random.default_rng(2).standard_normal((2, B, T, D)).astype(np.float32)
+    token_mask = np.arange(T) < LENGTHS[:, None]
+    options = dict(mask=mask, token_mask=None, deterministic=True)
+    params = random_params(partial(block.init, **options), x)
 
     @jax.jit
     def ours(params, x):
-        output, pull = jax.vjp(lambda params, x: block.apply({'params': params}, x, **rest)[0], params, x)
-        return output, pull(jnp.asarray(slope * real[..., None]))
+        output, vjp = jax.vjp(lambda params, x: block.apply({'params': params}, x, **options)[0], params, x)
+        return output, vjp(jnp.asarray(d_out * token_mask[..., None]))
 
-    output, (gradients, descent) = ours(params, x)
+    output, (gradients, d_x) = ours(params, x)
     layer = torch.nn.TransformerEncoderLayer(D, N, 4 * D, 0.0, act, batch_first=True, norm_first=order == 'pre')
-    layer.load_state_dict({name: torch.from_numpy(x.copy()) for name, x in renamed(params).items()})
+    layer.load_state_dict({name: torch.from_numpy(x.copy()) for name, x in encoder_layer_state_dict(params).items()})
     theirs = torch.from_numpy(x).requires_grad_()
-    their_output = layer(theirs, src_key_padding_mask=torch.from_numpy(~real))
-    their_output.backward(torch.from_numpy(slope * real[..., None]))
-    assert_close(output[real], their_output.detach().numpy()[real], 'output')
-    assert_close(descent, theirs.grad.numpy(), 'gradient of x')
-    expected = renamed(gradients)
+    their_output = layer(theirs, src_key_padding_mask=torch.from_numpy(~token_mask))
+    their_output.backward(torch.from_numpy(d_out * token_mask[..., None]))
+    assert_close(output[token_mask], their_output.detach().numpy()[token_mask], 'output')
+    assert_close(d_x, theirs.grad.numpy(), 'gradient of x')
+    expected = encoder_layer_state_dict(gradients)
     for name, value in layer.named_parameters():
         assert_close(expected[name], value.grad.numpy(), f'gradient of {name}')

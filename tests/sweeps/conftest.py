@@ -1,4 +1,4 @@
-"""Experiments with sweeps that train for a second, databases, and the command as processes."""
+"""Fixtures: experiment files that train for a second, and databases."""
 
 import os
 import uuid
@@ -10,7 +10,7 @@ from tests.sweeps.experiments import EXPERIMENT, LANGUAGE
 
 @pytest.fixture
 def experiment(tmp_path):
-    """Writes an experiment file with these functions behind its config, and returns its path."""
+    """Return a function that writes an experiment file with the given sweep functions and returns its path."""
     from tests.tiny import TINY_GRAMMAR
 
     def write(functions):
@@ -23,7 +23,7 @@ def experiment(tmp_path):
 
 @pytest.fixture
 def trainable(tmp_path):
-    """As `experiment`, of what is quickly trained."""
+    """Like `experiment`, with a small language model that trains quickly."""
     from tests.tiny import LINES, TINY_TRAINING, TINY_TRANSFORMER
 
     def write(functions):
@@ -38,7 +38,7 @@ def trainable(tmp_path):
 
 @pytest.fixture(params=['sqlite', 'postgresql'])
 def database(request, tmp_path):
-    """The URL of an empty database."""
+    """URL of an empty database."""
     if request.param == 'sqlite':
         yield f'sqlite:///{tmp_path}/claims.db'
         return

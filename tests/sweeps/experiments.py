@@ -1,4 +1,4 @@
-"""Experiment files for sweeps: what they begin with, and the functions that follow."""
+"""Text of experiment files for sweeps: their beginning, and the sweep functions that follow it."""
 
 EXPERIMENT = '''
 """The grammar experiment cut down to a second or two."""
@@ -8,13 +8,14 @@ from attnlab.sweeps import chained, grid, product, zipped
 TINY = {tiny!r}
 
 def get_config(arg=''):
-    config = configs.load_experiment('experiments/align/grammar_gru.py', list(TINY.items())).copy_and_resolve_references()
+    config = configs.load_experiment('experiments/align/grammar_gru.py', list(TINY.items()))
+    config = config.copy_and_resolve_references()
     config.unlock()
     return config
 '''
 
 LANGUAGE = '''
-"""A language model that is compiled in a second."""
+"""A language model that compiles in a second."""
 from attnlab import configs
 from attnlab.sweeps import grid
 
@@ -27,7 +28,7 @@ def get_config(arg=''):
     return config
 '''
 
-CHECKED = '''
+CHECKED = """
 def sweep_rates(): return grid({'optimizer.learning_rate': (1e-3, 1, '0.5'), 'model.attention': ('additive', 'dot')})
 def sweep_seeds(): return grid({'seed': range(3)})
 def sweep_sizes(): return zipped({'model.hidden': (8, 16), 'model.embedding': (4, 6)})
@@ -46,16 +47,16 @@ def sweep_odd(): return zipped({'seed': (1, 2), 'model.hidden': (8,)})
 def sweep_twice(): return [{}]
 def search_twice(trial): return {}
 def search_space(trial): return {'optimizer.learning_rate': trial.suggest_float('r', 1e-4, 1e-1)}
-'''
+"""
 
-TRAINED = '''
+TRAINED = """
 def sweep_three(): return grid({'optimizer.learning_rate': (0.01, 1e38, 0.02)})
 def sweep_seeds(): return grid({'seed': range(2)})
 def sweep_more(): return grid({'seed': range(3)})
 def search_rate(trial): return {'optimizer.learning_rate': trial.suggest_float('rate', 1e-3, 1e-1, log=True)}
-'''
+"""
 
-SEARCHED = '''
+SEARCHED = """
 def sweep_seeds(): return grid({'seed': range(4)})
 def search_rate(trial): return {'optimizer.learning_rate': trial.suggest_float('rate', 1e-4, 1, log=True)}
 def search_bad(trial): return {'optimizer.rate': trial.suggest_float('rate', 1e-4, 1)}
@@ -63,4 +64,4 @@ def search_two(trial):
     return {'optimizer.learning_rate': trial.suggest_float('rate', 1e-4, 1, log=True),
             'model.dropout': trial.suggest_float('dropout', 0, 0.5), 'model.attention': trial.suggest_categorical(
                 'score', ['additive', 'dot'])}
-'''
+"""

@@ -1,4 +1,4 @@
-"""The directory of a sweep, as its workers would leave it, made by hand."""
+"""Sweep directories with given points and outcomes, as workers would leave them, written without training."""
 
 import json
 import time
@@ -51,8 +51,10 @@ BASE = config_to_json(config_dict(Config()))
 DIVERGED = 'step 7: the loss is nan; the newest checkpoint is from step 5. Try a lower optimizer.learning_rate'
 
 
-def point(overrides, status='done', value=None, step=None, seconds=None, reason=None, metrics=None, diverged_at=None):
-    """metrics: records of its run; None where no run was begun."""
+def make_point(
+    overrides, status='done', value=None, step=None, seconds=None, reason=None, metrics=None, diverged_at=None
+):
+    """Return a point for `write_sweep`.  metrics: records of its run; None if no run was started."""
     ended = status in ('done', 'failed', 'pruned')
     return {
         'overrides': overrides, 'status': status, 'value': value, 'step': step, 'reason': reason, 'metrics': metrics,
@@ -60,35 +62,42 @@ def point(overrides, status='done', value=None, step=None, seconds=None, reason=
     }  # fmt: skip
 
 
-def train(*losses, every=1):
-    return [{'step': 1 + at * every, 'split': 'train', 'loss': loss} for at, loss in enumerate(losses)]
+def train_records(*losses, every=1):
+    """Return training records with these losses, from step 1, `every` steps apart."""
+    return [{'step': 1 + i * every, 'split': 'train', 'loss': loss} for i, loss in enumerate(losses)]
 
 
-def valid(step, **scores):
+def valid_record(step, **scores):
+    """Return the record of an evaluation."""
     return {'step': step, 'split': 'valid', **scores}
 
 
-def sweep(folder, points, metric='loss', direction='min', config='experiments/a.py', overrides=(), names=('rates',)):
-    """Writes the directory of points made by `point`, numbered in their order; returns it."""
+def write_sweep(
+    folder, points, metric='loss', direction='min', config='experiments/a.py', overrides=(), names=('rates',)
+):
+    """Write the directory of a sweep with points from `make_point`, numbered in their order; return the directory."""
     folder = Path(folder)
-    listed = [{'number': at, 'name': f'p{at}', 'overrides': each['overrides']} for at, each in enumerate(points)]
-    write(folder / 'sweep.json', {'config': config, 'sweep': list(names), 'overrides': overrides, 'points': listed})
-    for at, each in enumerate(points):
-        place = folder / 'points' / f'p{at}'
-        if each['status'] == 'running':
-            who = {'running': True, 'host': 'a', 'pid': 1, 'started': time.time(), 'seconds': 0.0}
-            write(place / 'running.json', who)
-        elif each['status'] != 'waiting':
+    listed = [{'number': i, 'name': f'p{i}', 'overrides': point['overrides']} for i, point in enumerate(points)]
+    spec = {'config': config, 'sweep': list(names), 'overrides': overrides, 'points': listed}
+    write_json(folder / 'sweep.json', spec)
+    for i, point in enumerate(points):
+        point_folder = folder / 'points' / f'p{i}'
+        if point['status'] == 'running':
+            running = {'running': True, 'host': 'a', 'pid': 1, 'started': time.time(), 'seconds': 0.0}
+            write_json(point_folder / 'running.json', running)
+        elif point['status'] != 'waiting':
             keys = ('status', 'value', 'step', 'seconds', 'reason', 'diverged_at')
-            write(place / 'outcome.json', {'metric': metric, 'direction': direction} | {key: each[key] for key in keys})
-        if each['metrics'] is not None:
-            write(place / 'run/config.json', changed(BASE, each['overrides']))
-            lines = ''.join(json.dumps(record) + '\n' for record in each['metrics'])
-            (place / 'run/metrics.jsonl').write_text(lines)
+            outcome = {'metric': metric, 'direction': direction} | {key: point[key] for key in keys}
+            write_json(point_folder / 'outcome.json', outcome)
+        if point['metrics'] is not None:
+            write_json(point_folder / 'run/config.json', apply_overrides(BASE, point['overrides']))
+            lines = ''.join(json.dumps(record) + '\n' for record in point['metrics'])
+            (point_folder / 'run/metrics.jsonl').write_text(lines)
     return folder
 
 
-def changed(tree, overrides):
+def apply_overrides(tree, overrides):
+    """Return a copy of a JSON tree with values set by dotted key."""
     tree = json.loads(json.dumps(tree))
     for key, value in overrides.items():
         *path, name = key.split('.')
@@ -99,6 +108,6 @@ def changed(tree, overrides):
     return tree
 
 
-def write(path, tree):
+def write_json(path, tree):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(tree))

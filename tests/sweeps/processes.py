@@ -1,4 +1,4 @@
-"""Sweeps as processes of their own."""
+"""Running `attnlab sweep` in a process of its own."""
 
 import os
 import subprocess
@@ -12,8 +12,8 @@ from attnlab.train import metrics
 from tests.quick import QUICK
 
 
-def environment(**more):
-    """Of a process that starts at once, compiles in no time, and finds the package that is tested."""
+def process_environment(**more):
+    """Return environment variables for a process that starts and compiles fast and imports the tested package."""
     root = str(Path(attnlab.__file__).parents[1])
     path = os.pathsep.join(filter(None, [root, os.environ.get('PYTHONPATH')]))
     quick = ' '.join(f'--{name}={str(value).lower()}' for name, value in QUICK.items())
@@ -21,32 +21,32 @@ def environment(**more):
     return {**os.environ, 'PYTHONPATH': path, 'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=0', **flags, **more}
 
 
-def python(*argv, **options):
-    """A process of Python; `wait` for it as for any `Popen`."""
-    return subprocess.Popen([sys.executable, *map(str, argv)], env=environment(), text=True, **options)
+def start_python(*argv, **options):
+    """Start Python in a process and return its `Popen`."""
+    return subprocess.Popen([sys.executable, *map(str, argv)], env=process_environment(), text=True, **options)
 
 
-def sweep(config, workdir, *flags, **options):
-    """`attnlab sweep` as a process, with what it says kept."""
+def start_sweep(config, workdir, *flags, **options):
+    """Start `attnlab sweep` in a process; its output is read by `wait_for_exit`."""
     pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, **options}
-    return python('-m', 'attnlab', 'sweep', f'--config={config}', f'--workdir={workdir}', *flags, **pipes)
+    return start_python('-m', 'attnlab', 'sweep', f'--config={config}', f'--workdir={workdir}', *flags, **pipes)
 
 
-def said(process, limit=300):
-    """The exit code of a process and what it said."""
+def wait_for_exit(process, limit=300):
+    """Wait for a process and return its exit code and output."""
     text, _ = process.communicate(timeout=limit)
     return process.returncode, text
 
 
-def runs(folder):
-    """The records of every point's run, but for how fast it was."""
+def read_run_records(folder):
+    """Return the metrics of every point's run by point name, without records of speed."""
     return {row.name: [record for record in metrics.read_metrics(row.run) if record['split'] != 'speed']
             for row in sweep_files.read_sweep(folder).rows}  # fmt: skip
 
 
-def until(condition, limit=60):
-    """Waits for something that comes soon."""
-    end = time.monotonic() + limit
+def wait_until(condition, limit=60):
+    """Wait until `condition()` is true, for at most `limit` seconds."""
+    deadline = time.monotonic() + limit
     while not condition():
-        assert time.monotonic() < end
+        assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What the command refuses, in one line and before anything is written."""
+"""Command lines of `attnlab sweep` that are refused in one line, before anything is written."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.sweeps.experiments import CHECKED
 
 @pytest.fixture
 def refused(experiment, tmp_path, capsys):
-    """The line that refuses these flags."""
+    """Return a function that runs the command with some flags and returns its error line."""
     config = experiment(CHECKED)
 
     def line(*flags):
@@ -24,7 +24,7 @@ def refused(experiment, tmp_path, capsys):
     return line
 
 
-@pytest.mark.parametrize(('flags', 'said'), [
+@pytest.mark.parametrize(('flags', 'message'), [
     ([], 'sweep needs --sweep=NAME[,NAME]'),
     (['--sweep=seeds', '--workers=0'], '--workers is 0; expected 1 to 256'),
     (['--sweep=seeds', '--workers=nan'], "--workers expects a whole number, got 'nan'"),
@@ -52,7 +52,7 @@ def refused(experiment, tmp_path, capsys):
     (['--sweep=space', '--sampler=cma'], "--sampler is 'cma'; did you mean cmaes?"),
     (['--sweep=space', '--pruner=asher'], "--pruner is 'asher'; did you mean asha?"),
     (['--sweep=seeds', '--launcher=pbs'], "--launcher is 'pbs'; expected one of slurm, local"),
-    (['--sweep=seeds', '--launcher_options=x=1'], '--launcher_options goes with --launcher'),
+    (['--sweep=seeds', '--launcher_options=x=1'], '--launcher_options needs --launcher'),
     (['--sweep=seeds', '--launcher=slurm'], '--launcher=slurm needs --storage=URL'),
     (['--sweep=seeds', '--launcher=local', '--launcher_options=x'], "--launcher_options expects KEY=VALUE,..., got"),
     (['--sweep=sedes', '--list'], "has no sweep 'sedes'; did you mean seeds?"),
@@ -60,34 +60,32 @@ def refused(experiment, tmp_path, capsys):
     (['--sweep=seeds', '--list', '--config.seed=3'], 'config.seed is varied by the sweep, and --config.seed=3 sets it'),
     (['--sweep=seeds', '--lst'], "sweep does not understand '--lst'; did you mean --list?"),
 ])  # fmt: skip
-def test_a_command_line_that_is_none(refused, flags, said):
-    assert said in refused(*flags)
+def test_an_invalid_command_line_is_refused(refused, flags, message):
+    assert message in refused(*flags)
 
 
-def test_the_list(experiment, tmp_path, capsys):
+def test_list_prints_the_points(experiment, tmp_path, capsys):
     config = experiment(CHECKED)
     assert cli.main(['sweep', f'--config={config}', f'--workdir={tmp_path}/new', '--sweep=sizes,seeds', '--list']) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 6 and not (tmp_path / 'new').exists()
-    assert lines[1] == (
-        '1\tpoints/hidden=8,embedding=4,seed=1\tmodel.hidden=8 model.embedding=4 seed=1'
-    )
+    assert lines[1] == ('1\tpoints/hidden=8,embedding=4,seed=1\tmodel.hidden=8 model.embedding=4 seed=1')
 
 
-def test_the_best_of_another_sweep_is_not_written(experiment, tmp_path, capsys):
+def test_best_refuses_the_directory_of_another_sweep(experiment, tmp_path, capsys):
     config, folder = experiment(CHECKED), tmp_path / 'sweep'
-    made.sweep(folder, [made.point({'seed': 1}, value=1.0, metrics=[])], config=config, names=('seeds',))
+    made.write_sweep(folder, [made.make_point({'seed': 1}, value=1.0, metrics=[])], config=config, names=('seeds',))
     best = lambda name, *more: cli.main(['sweep', f'--config={config}', f'--workdir={folder}', f'--sweep={name}',
                                          f'--best={tmp_path}/best.py', *more])  # fmt: skip
     assert best('sizes') == 2 and not (tmp_path / 'best.py').exists()
-    said = f'holds another sweep: sizes of {config} here and seeds of {config} there'
-    assert said in capsys.readouterr().err
+    message = f'holds another sweep: sizes of {config} here and seeds of {config} there'
+    assert message in capsys.readouterr().err
     assert best('seeds', '--config.model.hidden=64', '--trials=7') == 2
     assert f'{folder} holds another sweep: one without --trials=7 --config.model.hidden=64' in capsys.readouterr().err
     assert best('seeds') == 0 and (tmp_path / 'best.py').exists()
 
 
-@pytest.mark.parametrize(('functions', 'said'), [
+@pytest.mark.parametrize(('functions', 'message'), [
     ('def sweep_x(): pass', 'sweep_x() returns None; expected dicts dotted key -> value'),
     ('def sweep_x(): return 3', "--sweep=x fails: TypeError: 'int' object is not iterable"),
     ('def sweep_x(): return {"seed": 1}', "a point of a sweep is a dict dotted key -> value, got 'seed'"),
@@ -105,17 +103,17 @@ def test_the_best_of_another_sweep_is_not_written(experiment, tmp_path, capsys):
     ('sweep_x = 3', 'it has neither sweep_NAME() nor search_NAME(trial)'),
 ])  # fmt: skip
 @pytest.mark.parametrize('flag', ['--list', '--index=0', '--launcher=local'])
-def test_a_sweep_function_that_makes_no_points(experiment, tmp_path, capsys, functions, said, flag):
+def test_an_invalid_sweep_function_is_refused_in_one_line(experiment, tmp_path, capsys, functions, message, flag):
     argv = ['sweep', f'--config={experiment(functions)}', f'--workdir={tmp_path}/new', '--sweep=x', flag]
     assert cli.main(argv) == 2
     out, err = capsys.readouterr()
-    assert out == '' and said in err and err.count('\n') == 1 and not (tmp_path / 'new').exists()
+    assert out == '' and message in err and err.count('\n') == 1 and not (tmp_path / 'new').exists()
 
 
 @pytest.mark.parametrize('best', ['', '/best.py', '/best.txt', '/none/best.py'])
-def test_a_best_that_cannot_be_written(experiment, tmp_path, capsys, best):
+def test_best_refuses_an_unusable_file_name(experiment, tmp_path, capsys, best):
     config, folder = experiment(CHECKED), tmp_path / 'sweep'
-    made.sweep(folder, [made.point({'seed': 1}, value=1.0, metrics=[])], config=config, names=('seeds',))
+    made.write_sweep(folder, [made.make_point({'seed': 1}, value=1.0, metrics=[])], config=config, names=('seeds',))
     (tmp_path / 'best.py').write_text('mine')
     before = sorted(tmp_path.rglob('*'))
     argv = ['sweep', f'--config={config}', f'--workdir={folder}', '--sweep=seeds', f'--best={tmp_path}{best}']
@@ -126,9 +124,9 @@ def test_a_best_that_cannot_be_written(experiment, tmp_path, capsys, best):
 
 @pytest.mark.parametrize('text', ['', '{}', '[]', 'null', '3', '"x"', '{"config": 1}', '\x00', '[' * 100000])
 @pytest.mark.parametrize('file', ['sweep.json', 'points/p0/outcome.json', 'points/p0/running.json'])
-def test_a_file_of_a_sweep_that_is_damaged(experiment, tmp_path, capsys, text, file):
+def test_a_damaged_sweep_file_is_named_in_the_error(experiment, tmp_path, capsys, text, file):
     config, folder = experiment(CHECKED), tmp_path / 'sweep'
-    made.sweep(folder, [made.point({'seed': 1}, 'running')], config=config, names=('seeds',))
+    made.write_sweep(folder, [made.make_point({'seed': 1}, 'running')], config=config, names=('seeds',))
     (folder / file).write_text(text)
     argv = ['sweep', f'--config={config}', f'--workdir={folder}', '--sweep=seeds', f'--best={tmp_path}/best.py']
     assert cli.main(argv) == 2

@@ -1,4 +1,4 @@
-"""A database that another process holds, or that fails: the worker waits, stops or ends in one line."""
+"""A database that another process locks, or that fails: the worker waits, stops, or ends with an error of one line."""
 
 import sqlite3
 import threading
@@ -18,140 +18,145 @@ FOLDERS = ['[x]*', 'a b', '~', '100%', 'a%20b', 'a?b=1', 'a#b', '{x}', 'ü', '\'
 @pytest.fixture
 def file(tmp_path):
     """An SQLite file with the tables of a sweep."""
-    storage.close_claim_store(opened(tmp_path / 'claims.db'))
+    storage.close_claim_store(open_store(tmp_path / 'claims.db'))
     return tmp_path / 'claims.db'
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(database, '_LOOK', 0.05)
+def short_sqlite_timeout(monkeypatch):
+    monkeypatch.setattr(database, '_SQLITE_TIMEOUT', 0.05)
 
 
-def opened(file, check=lambda: None):
+def open_store(file, check=lambda: None):
     return storage.open_claim_store(f'sqlite:///{file}', 'sweep', 'max', file.parent / 'locks', check=check)
 
 
-def taken(store):
+def claim_first_point(store):
     return storage.claim_point(store, range(1), lambda number: None, lambda number: 0)
 
 
-def locked(file, seconds=None):
-    """Locks the file as a backup or a viewer may; for so long, or until it is closed."""
-    held = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-    held.execute('BEGIN EXCLUSIVE')
+def lock_database(file, seconds=None):
+    """Lock the file as a backup or a viewer may, for some seconds or until the returned connection is closed."""
+    connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    connection.execute('BEGIN EXCLUSIVE')
     if seconds:
-        threading.Timer(seconds, held.close).start()
-    return held
+        threading.Timer(seconds, connection.close).start()
+    return connection
 
 
-def test_a_locked_file_is_waited_for_and_said_so(file, caplog):
-    locked(file, 0.4)
-    begun = time.monotonic()
-    store = opened(file)
-    assert time.monotonic() - begun >= 0.3
-    assert caplog.messages == [f'{file} is locked by another process; waits for it']
-    locked(file, 0.4)
-    claim = taken(store)
-    locked(file, 0.4)
+def test_a_locked_file_is_waited_for_and_logged(file, caplog):
+    lock_database(file, 0.4)
+    start = time.monotonic()
+    store = open_store(file)
+    assert time.monotonic() - start >= 0.3
+    assert caplog.messages == [f'{file} is locked by another process; waiting for it']
+    lock_database(file, 0.4)
+    claim = claim_first_point(store)
+    lock_database(file, 0.4)
     assert storage.send_heartbeat(store, claim.trial)
-    locked(file, 0.4)
+    lock_database(file, 0.4)
     storage.release_claim(store, claim.trial, 'failed')
     claim.lock.close()
-    assert caplog.messages == [f'{file} is locked by another process; waits for it'] * 4
+    assert caplog.messages == [f'{file} is locked by another process; waiting for it'] * 4
     storage.close_claim_store(store)
 
 
-def test_a_reader_holds_back_the_commit_alone(file, caplog):
-    store = opened(file)
+def test_a_reader_delays_only_the_commit(file, caplog):
+    store = open_store(file)
     reader = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     reader.execute('BEGIN')
     reader.execute('SELECT * FROM studies').fetchall()
     threading.Timer(0.4, reader.close).start()
-    claim = taken(store)
+    claim = claim_first_point(store)
     claim.lock.close()
     assert claim.point == 0 and 'is locked by another process' in caplog.text
     storage.close_claim_store(store)
 
 
-def test_a_file_that_stays_locked_is_one_line(file, monkeypatch):
+def test_a_file_that_stays_locked_is_an_error_of_one_line(file, monkeypatch):
     monkeypatch.setattr(database, 'MAX_LOCK_WAIT', 0.2)
-    store = opened(file)
-    with closing(locked(file)):
-        for act in (lambda: opened(file), lambda: taken(store), lambda: storage.send_heartbeat(store, 1)):
-            with pytest.raises(RunError, match=r'claims.db has been locked by another process for \d s; the same comm'):
-                act()
+    store = open_store(file)
+    with closing(lock_database(file)):
+        for call in (
+            lambda: open_store(file),
+            lambda: claim_first_point(store),
+            lambda: storage.send_heartbeat(store, 1),
+        ):
+            with pytest.raises(RunError, match=r'claims.db has been locked by another process for \d s; run the same'):
+                call()
     storage.close_claim_store(store)
 
 
-def test_a_signal_ends_the_wait(file):
-    came = []
+def test_a_signal_ends_the_wait_for_a_lock(file):
+    received = []
 
     def check():
-        if came:
+        if received:
             raise Stopped(15)
 
-    store = opened(file, check)
-    with closing(locked(file)):
-        came.append(15)
+    store = open_store(file, check)
+    with closing(lock_database(file)):
+        received.append(15)
         with pytest.raises(Stopped):
-            taken(store)
+            claim_first_point(store)
     storage.close_claim_store(store)
 
 
-def test_heartbeats_that_a_lock_held_back_come_before_a_claim_is_lost(file, monkeypatch):
-    """Behind a lock of more than a minute all heartbeats are old: nobody is dead for that."""
-    store = opened(file)
-    claim = taken(store)
+def test_a_claim_is_kept_when_a_lock_delays_its_heartbeats(file, monkeypatch):
+    """After a lock of more than a minute all heartbeats are old, although their workers are alive."""
+    store = open_store(file)
+    claim = claim_first_point(store)
     claim.lock.close()
-    monkeypatch.setattr(storage, '_here', lambda: 'elsewhere')
-    other = opened(file)
-    monkeypatch.setattr(storage, 'BEAT', 0.2)
+    monkeypatch.setattr(storage, '_machine_id', lambda: 'elsewhere')
+    other = open_store(file)
+    monkeypatch.setattr(storage, 'HEARTBEAT_SECONDS', 0.2)
     other.storage.grace_period = 1
     time.sleep(1.1)
-    locked(file, 0.4)
-    assert taken(other) is None and storage.send_heartbeat(store, claim.trial)
-    assert taken(other) is None and storage.send_heartbeat(store, claim.trial)
-    for each in (store, other):
-        storage.close_claim_store(each)
+    lock_database(file, 0.4)
+    assert claim_first_point(other) is None and storage.send_heartbeat(store, claim.trial)
+    assert claim_first_point(other) is None and storage.send_heartbeat(store, claim.trial)
+    for opened in (store, other):
+        storage.close_claim_store(opened)
 
 
 @pytest.mark.parametrize('name', FOLDERS)
-def test_a_folder_of_any_name_holds_its_database(tmp_path, name):
+def test_a_folder_name_may_have_any_characters(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
     database.check_database(f'sqlite:///{folder}/sweep.db')
-    store = opened(folder / 'sweep.db')
-    claim = taken(store)
+    store = open_store(folder / 'sweep.db')
+    claim = claim_first_point(store)
     claim.lock.close()
     storage.close_claim_store(store)
     assert sorted(path.name for path in folder.iterdir()) == ['locks', 'sweep.db']
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize('at', ['draw', 'report', 'take', 'tell'])
-def test_a_database_that_fails_ends_the_worker_and_not_the_point(experiment, tmp_path, monkeypatch, at):
+@pytest.mark.parametrize(('failing', 'statuses'), [
+    ('draw', []), ('report_evaluation', ['waiting']), ('claim_point', []), ('finish_claim', ['done']),
+])  # fmt: skip
+def test_a_failing_database_ends_the_worker_and_does_not_fail_the_point(
+    experiment, tmp_path, monkeypatch, failing, statuses
+):
     config, trainer = experiment(SEARCHED), Trainer()
     plan = points.make_sweep_plan(config, [], ['rate'], {'trials': 2, 'sampler': 'random'})
     spec = sweep_directory.ensure_sweep_directory(tmp_path / 'sweep', plan)
-    work = lambda: worker.run_points(
-        progress.SweepProgress(tmp_path / 'sweep', plan), spec['id'], f'sqlite:///{tmp_path}/sweep/sweep.db'
-    )
-    monkeypatch.setattr(worker.run, 'train', trainer)
+    url = f'sqlite:///{tmp_path}/sweep/sweep.db'
+    work = lambda: worker.run_points(progress.SweepProgress(tmp_path / 'sweep', plan), spec['id'], url)
+    monkeypatch.setattr(worker.run, 'train_run', trainer)
 
-    def fails(*args):
+    def failing_query(*args):
         engine = database.sqlalchemy.create_engine('sqlite://', poolclass=database.sqlalchemy.NullPool)
         with engine.connect() as connection:
             connection.exec_driver_sql('SELECT 1 FROM nowhere')
 
     with monkeypatch.context() as patch:
-        if at == 'draw':
-            patch.setattr(storage.optuna.samplers.RandomSampler, 'sample_independent', fails)
+        if failing == 'draw':
+            patch.setattr(storage.optuna.samplers.RandomSampler, 'sample_independent', failing_query)
         else:
-            patch.setattr(storage, at, fails)
+            patch.setattr(storage, failing, failing_query)
         with pytest.raises(RunError, match=r'--storage=sqlite:.* fails: no such table: nowhere'):
             work()
-        assert [row.status for row in sweep_files.read_sweep(tmp_path / 'sweep').rows] == ['done'] * (at == 'tell') + [
-            'waiting'
-        ] * (at == 'report')
+        assert [row.status for row in sweep_files.read_sweep(tmp_path / 'sweep').rows] == statuses
     work()
     assert [row.status for row in sweep_files.read_sweep(tmp_path / 'sweep').rows] == ['done'] * 2

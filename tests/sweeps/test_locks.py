@@ -1,4 +1,4 @@
-"""Locks of points, and databases that are none."""
+"""Locks of points, and unusable database URLs."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import pytest
 
 from attnlab.errors import UserError
 from attnlab.sweeps import database, storage
-from tests.sweeps.processes import python
+from tests.sweeps.processes import start_python
 
 
 @pytest.mark.parametrize(('url', 'line'), [
@@ -20,10 +20,10 @@ from tests.sweeps.processes import python
     ('sqlite://', '--storage=sqlite:// is a database in memory; expected a file, as in sqlite:///FILE'),
     ('sqlite:///:memory:', '--storage=sqlite:///:memory: is a database in memory'),
     ('sqlite:////nowhere/x.db', '--storage=sqlite:////nowhere/x.db: there is no folder /nowhere'),
-    ('sqlite:////', '--storage=sqlite:////: / is no file'),
-    (f'sqlite:///{__file__}', f'--storage=sqlite:///{__file__}: {__file__} is no SQLite database'),
+    ('sqlite:////', '--storage=sqlite:////: / is not a regular file'),
+    (f'sqlite:///{__file__}', f'--storage=sqlite:///{__file__}: {__file__} is not an SQLite database'),
 ])  # fmt: skip
-def test_a_database_that_is_none(url, line):
+def test_an_unusable_database_url_is_refused(url, line):
     with pytest.raises(UserError) as caught:
         database.check_database(url)
     assert str(caught.value).startswith(line) and 'secret' not in str(caught.value)
@@ -31,8 +31,8 @@ def test_a_database_that_is_none(url, line):
 
 def test_a_lock_is_free_once_its_holder_is_killed(tmp_path):
     program = 'import sys, time; from pathlib import Path; from attnlab.sweeps import storage; '
-    program += 'held = storage.lock(Path(sys.argv[1])); print("held", flush=True); time.sleep(60)'
-    holder = python('-c', program, tmp_path / 'lock', stdout=subprocess.PIPE)
+    program += 'held = storage.lock_point_file(Path(sys.argv[1])); print("held", flush=True); time.sleep(60)'
+    holder = start_python('-c', program, tmp_path / 'lock', stdout=subprocess.PIPE)
     assert holder.stdout.readline() == 'held\n'
     assert storage.lock_point_file(tmp_path / 'lock') is None
     os.kill(holder.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Case 44: a sweep's points are those that it says, named apart, and checked before one of them runs."""
+"""The points of a sweep: their values, unique names, and the checks before the first one runs."""
 
 import itertools
 
@@ -16,59 +16,60 @@ def plan(experiment):
     return lambda *names, overrides=(), **search: points.make_sweep_plan(config, overrides, names, search)
 
 
-def refused(plan, *names, **more):
+def error_of(plan, *names, **options):
+    """Return the error with which a plan is refused."""
     with pytest.raises(UserError) as caught:
-        plan(*names, **more)
+        plan(*names, **options)
     assert '\n' not in str(caught.value)
     return str(caught.value)
 
 
-def overrides(found):
-    return [point.overrides for point in found.points]
+def overrides_of(sweep_plan):
+    return [point.overrides for point in sweep_plan.points]
 
 
-def test_grid_is_the_product():
+def test_grid_gives_every_combination():
     values = {'a': (1, 2), 'b.c': 'xy', 'd': (None,)}
-    expected = [dict(zip(values, each, strict=True)) for each in itertools.product((1, 2), 'xy', (None,))]
+    expected = [dict(zip(values, combination, strict=True)) for combination in itertools.product((1, 2), 'xy', (None,))]
     assert list(sweeps.grid(values)) == expected and len(expected) == 4
 
 
-def test_zipped_chained_and_product():
+def test_zipped_chained_and_product_combine_points():
     pairs = list(sweeps.zipped({'a': (1, 2), 'b': (3, 4)}))
     assert pairs == [{'a': 1, 'b': 3}, {'a': 2, 'b': 4}]
     assert list(sweeps.chained(pairs, [{'c': 5}])) == [*pairs, {'c': 5}]
-    every = list(sweeps.product(pairs, iter([{'c': 5}, {'c': 6}])))
-    assert every == [{**pair, 'c': c} for pair in pairs for c in (5, 6)]
-    with pytest.raises(ValueError, match="as many values of each key, got {'a': 2, 'b': 1}"):
+    combined = list(sweeps.product(pairs, iter([{'c': 5}, {'c': 6}])))
+    assert combined == [{**pair, 'c': c} for pair in pairs for c in (5, 6)]
+    with pytest.raises(ValueError, match="the same number of values for every key, got {'a': 2, 'b': 1}"):
         list(sweeps.zipped({'a': (1, 2), 'b': (3,)}))
     with pytest.raises(UserError, match='config.a is set by two sweeps of a product: to 1 and 9'):
         list(sweeps.product(pairs, [{'a': 9}]))
 
 
 def test_values_have_the_types_of_their_fields(plan):
-    found = plan('rates')
+    sweep_plan = plan('rates')
     rates = [0.001, 0.001, 1.0, 1.0, 0.5, 0.5]
-    kinds = ['additive', 'dot'] * 3
-    assert overrides(found) == [{'optimizer.learning_rate': rate, 'model.attention': kind}
-                                for rate, kind in zip(rates, kinds, strict=True)]  # fmt: skip
-    assert all(type(each['optimizer.learning_rate']) is float for each in overrides(found))
-    assert [point.number for point in found.points] == list(range(6))
-    assert found.points[0].name == 'learning_rate=0.001,attention=additive'
-    assert (found.metric, found.direction, found.search) == ('bleu', 'max', None)
+    attentions = ['additive', 'dot'] * 3
+    assert overrides_of(sweep_plan) == [{'optimizer.learning_rate': rate, 'model.attention': attention}
+                                for rate, attention in zip(rates, attentions, strict=True)]  # fmt: skip
+    assert all(type(values['optimizer.learning_rate']) is float for values in overrides_of(sweep_plan))
+    assert [point.number for point in sweep_plan.points] == list(range(6))
+    assert sweep_plan.points[0].name == 'learning_rate=0.001,attention=additive'
+    assert (sweep_plan.metric, sweep_plan.direction, sweep_plan.search) == ('bleu', 'max', None)
 
 
-def test_several_are_their_product(plan):
-    found = plan('seeds', 'sizes')
+def test_several_sweeps_give_their_product(plan):
+    sweep_plan = plan('seeds', 'sizes')
     sizes = ('hidden=8,embedding=4', 'hidden=16,embedding=6')
-    assert [point.name for point in found.points] == [f'seed={seed},{size}' for seed in range(3) for size in sizes]
+    assert [point.name for point in sweep_plan.points] == [f'seed={seed},{size}' for seed in range(3) for size in sizes]
     assert len(plan('both').points) == 5
 
 
-def test_a_command_lines_overrides_hold_for_every_point(plan):
-    found = plan('seeds', overrides=[('model.hidden', '20')])
-    assert found.base.model.hidden == 20 and overrides(found) == [{'seed': seed} for seed in range(3)]
-    said = refused(plan, 'seeds', overrides=[('seed', '4')])
-    assert said.endswith('config.seed is varied by the sweep, and --config.seed=4 sets it')
+def test_overrides_of_the_command_line_apply_to_every_point(plan):
+    sweep_plan = plan('seeds', overrides=[('model.hidden', '20')])
+    assert sweep_plan.base.model.hidden == 20 and overrides_of(sweep_plan) == [{'seed': seed} for seed in range(3)]
+    error = error_of(plan, 'seeds', overrides=[('seed', '4')])
+    assert error.endswith('config.seed is varied by the sweep, and --config.seed=4 sets it')
 
 
 @pytest.mark.parametrize(('name', 'line'), [
@@ -82,27 +83,27 @@ def test_a_command_lines_overrides_hold_for_every_point(plan):
     ('mesh', "point 1 of the sweep (train.mesh=data=3): train.mesh is 'data=3'"),
     ('list', 'a point of a sweep is a dict dotted key -> value, got 3'),
     ('fails', "--sweep=fails fails: AttributeError: 'int' object has no attribute 'values'"),
-    ('odd', "--sweep=odd fails: ValueError: zipped expects as many values of each key, got {'seed': 2, "),
+    ('odd', "--sweep=odd fails: ValueError: zipped expects the same number of values for every key, got {'"),
     ('seed', "has no sweep 'seed'; did you mean seeds?"),
     ('twice', 'has both sweep_twice and search_twice'),
     ('', "has no sweep ''"),
 ])  # fmt: skip
-def test_a_point_that_could_not_run(plan, name, line):
-    assert line in refused(plan, name)
+def test_an_invalid_point_is_error_of(plan, name, line):
+    assert line in error_of(plan, name)
 
 
-def test_sweeps_that_set_the_same(plan):
-    assert refused(plan, 'seeds', 'seeds').endswith('config.seed is set by two sweeps of a product: to 0 and 0')
+def test_two_sweeps_that_set_the_same_key_are_error_of(plan):
+    assert error_of(plan, 'seeds', 'seeds').endswith('config.seed is set by two sweeps of a product: to 0 and 0')
 
 
 def test_a_search(plan):
-    found = plan('space', trials=7, pruner='asha')
-    assert found.points == [] and found.search == {'trials': 7, 'sampler': 'tpe', 'pruner': 'asha'}
-    assert refused(plan, 'space', 'seeds') == '--sweep=space,seeds: a search stands alone'
-    assert refused(plan, 'seeds', trials=7) == '--trials is of a search; seeds is none'
+    sweep_plan = plan('space', trials=7, pruner='asha')
+    assert sweep_plan.points == [] and sweep_plan.search == {'trials': 7, 'sampler': 'tpe', 'pruner': 'asha'}
+    assert error_of(plan, 'space', 'seeds') == '--sweep=space,seeds: a search cannot be combined with other names'
+    assert error_of(plan, 'seeds', trials=7) == '--trials applies to a search only; seeds is not a search'
 
 
-def test_names_are_of_folders(tmp_path):
+def test_point_names_are_valid_folder_names(tmp_path):
     name = points.point_name({'a.start': 'runs/b', 'a.end': 'x y', 'z.end': 'é'})
     assert name == 'a.start=runs%2fb,a.end=x%20y,z.end=%c3%a9'
     assert points.point_name({'m.shape': (2, 3), 'm.bias': False, 'm.pool': None}) == 'shape=2x3,bias=false,pool=None'
@@ -113,11 +114,11 @@ def test_names_are_of_folders(tmp_path):
     (tmp_path / long[0] / name).mkdir(parents=True)
 
 
-def test_names_that_a_file_system_takes_for_the_same():
+def test_names_that_differ_only_in_case_get_a_number():
     alike = [points.Point(i, name, {}) for i, name in enumerate(['a=x', 'a=X', 'a=y'])]
-    assert [point.name for point in points._unlike(alike)] == ['a=x-0', 'a=X-1', 'a=y']
+    assert [point.name for point in points._with_unique_names(alike)] == ['a=x-0', 'a=X-1', 'a=y']
 
 
-def test_a_config_that_is_no_sweep_has_a_hint(experiment):
+def test_an_experiment_without_sweeps_is_refused_with_a_hint(experiment):
     with pytest.raises(UserError, match=r"has no sweep 'x'; it has neither sweep_NAME\(\) nor search_NAME\(trial\)"):
         points.make_sweep_plan(experiment(''), [], ['x'], {})

@@ -1,4 +1,4 @@
-"""A search counts a config once, however often it is drawn, and goes on only as the search that it was."""
+"""A search counts a config once, even if it is drawn several times, and continues only if it is unchanged."""
 
 import csv
 import json
@@ -8,37 +8,37 @@ import pytest
 from attnlab.errors import RunError, UserError
 from attnlab.sweeps import points, progress, results, seeds, sweep_directory, sweep_files, winner, worker
 from tests.sweeps import made
-from tests.sweeps.trainer import Trainer, fails
+from tests.sweeps.trainer import Trainer, raise_error
 
-SPACE = '''
+SPACE = """
 def search_space(trial):
     return {{'optimizer.learning_rate': trial.suggest_float('rate', {rate}),
             'model.hidden': 2 ** trial.suggest_int('width', 2, {width}),
             'model.attention': trial.suggest_categorical('score', [{scores}])}}
-'''
+"""
 SAME = {'rate': '1e-4, 1, log=True', 'width': '4', 'scores': "'additive', 'dot'"}
 FEW = "def search_space(trial): return {'model.attention': trial.suggest_categorical('score', ['additive', 'dot'])}"
 
 
 class Saving(Trainer):
-    """Leaves the config of a run as a training does, and has a score of its own for each score function."""
+    """A stand-in for training that saves the config of a run; the score depends on the attention only."""
 
     def __call__(self, config, workdir, watch):
-        done = super().__call__(config, workdir, watch)
-        worker.configs.save(config, workdir / 'config.json')
-        return done | {'best_bleu': 40.0 if config.model.attention == 'dot' else 30.0}
+        scores = super().__call__(config, workdir, watch)
+        worker.configs.save_config(config, workdir / 'config.json')
+        return scores | {'best_bleu': 40.0 if config.model.attention == 'dot' else 30.0}
 
 
 @pytest.fixture
 def trainer(monkeypatch):
     trainer = Saving()
-    monkeypatch.setattr(worker.run, 'train', trainer)
+    monkeypatch.setattr(worker.run, 'train_run', trainer)
     return trainer
 
 
 @pytest.fixture
 def search(experiment, tmp_path):
-    """Runs the search of this text in a directory, which may hold one already; returns the sweep."""
+    """Return a function that runs the search in a text and returns the sweep, continued if it exists."""
 
     def run(text, trials=6, folder=tmp_path / 'sweep'):
         plan = points.make_sweep_plan(experiment(text), [], ['space'], {'trials': trials, 'sampler': 'random'})
@@ -49,43 +49,47 @@ def search(experiment, tmp_path):
     return run
 
 
-def test_a_config_that_is_drawn_again_is_trained_and_counted_once(search, trainer, tmp_path, capsys):
+def test_a_config_that_is_drawn_twice_is_trained_and_counted_once(search, trainer, tmp_path, capsys):
     sweep = search(FEW)
     drawn = [row.overrides['model.attention'] for row in sweep.rows]
-    assert sorted(set(drawn)) == ['additive', 'dot'] and len(trainer.ran) == 2  # else draw with another seed
-    assert [row.value for row in sweep.rows] == [40.0 if kind == 'dot' else 30.0 for kind in drawn]
+    assert sorted(set(drawn)) == ['additive', 'dot'] and len(trainer.runs) == 2  # if not, draw with another seed
+    assert [row.value for row in sweep.rows] == [40.0 if attention == 'dot' else 30.0 for attention in drawn]
     groups = seeds.group_by_seed(sweep)
     assert [(len(group.done), len(group.rows), group.error) for group in groups] == [(1, 1, None)] * 2
-    first = [drawn.index(kind) for kind in drawn]
-    notes = ['' if at == one else f'not trained: its config is that of point {one}, counted once'
-             for at, one in enumerate(first)]  # fmt: skip
+    counted = [drawn.index(attention) for attention in drawn]
+    notes = ['' if number == first else f'not trained: its config is that of point {first}, counted once'
+             for number, first in enumerate(counted)]  # fmt: skip
     with results.write_csv_table(sweep).open(newline='') as file:
         assert [line[-1] for line in csv.reader(file)][1:] == notes
     results.print_sweep(sweep, width=160)
-    said = capsys.readouterr().out
-    assert 'standard error' not in said and 'best bleu: 40.0000, attention=dot' in said
+    output = capsys.readouterr().out
+    assert 'standard error' not in output and 'best bleu: 40.0000, attention=dot' in output
     page = results.write_sweep_report(tmp_path / 'sweep').read_text()
-    assert all(note in said and note in page for note in notes) and 'standard error' not in page
+    assert all(note in output and note in page for note in notes) and 'standard error' not in page
     assert winner.write_best_config(sweep, tmp_path / 'best.py').number == drawn.index('dot')
 
 
-def test_a_config_that_failed_is_trained_again_where_it_is_drawn_again(search, trainer):
-    trainer.otherwise = {0: fails(RunError('no'))}
+def test_a_failed_config_is_trained_again_if_it_is_drawn_again(search, trainer):
+    trainer.on_start = {0: raise_error(RunError('no'))}
     sweep = search(FEW)
-    assert len(trainer.ran) == 3 and sweep.rows[0].status == 'failed'
-    [group] = [each for each in seeds.group_by_seed(sweep) if each.values == {'model.attention': sweep.rows[0].overrides[
-        'model.attention']}]  # fmt: skip
+    assert len(trainer.runs) == 3 and sweep.rows[0].status == 'failed'
+    attention = sweep.rows[0].overrides['model.attention']
+    [group] = [group for group in seeds.group_by_seed(sweep) if group.values == {'model.attention': attention}]
     assert [row.status for row in group.rows] == ['done']
 
 
-def test_points_trained_at_once_with_one_config_are_counted_once(tmp_path):
-    """As of two workers, which draw it before either has ended."""
+def test_two_points_trained_with_the_same_config_are_counted_once(tmp_path):
+    """As happens if two workers draw the config before either of them has ended."""
     rate = 'optimizer.learning_rate'
-    sweep = sweep_files.read_sweep(made.sweep(tmp_path, [
-        made.point({rate: 0.1, 'seed': 1}, value=2.0, metrics=[]), made.point({rate: 0.1, 'seed': 1}, 'running'),
-        made.point({rate: 0.1, 'seed': 2}, value=3.0), made.point({rate: 0.1, 'seed': 1}, value=2.0, metrics=[]),
-        made.point({rate: 0.2, 'seed': 1}, 'failed', reason='no'), made.point({rate: 0.2, 'seed': 1}, value=1.0),
-        made.point({}, 'failed', reason='no'), made.point({}, 'failed', reason='no'),
+    sweep = sweep_files.read_sweep(made.write_sweep(tmp_path, [
+        made.make_point({rate: 0.1, 'seed': 1}, value=2.0, metrics=[]),
+        made.make_point({rate: 0.1, 'seed': 1}, 'running'),
+        made.make_point({rate: 0.1, 'seed': 2}, value=3.0),
+        made.make_point({rate: 0.1, 'seed': 1}, value=2.0, metrics=[]),
+        made.make_point({rate: 0.2, 'seed': 1}, 'failed', reason='no'),
+        made.make_point({rate: 0.2, 'seed': 1}, value=1.0),
+        made.make_point({}, 'failed', reason='no'),
+        made.make_point({}, 'failed', reason='no'),
     ]))  # fmt: skip
     assert seeds.find_duplicates(sweep) == {1: 0, 3: 0, 4: 5}
     assert [(group.mean, len(group.done), len(group.rows)) for group in seeds.group_by_seed(sweep)] == [
@@ -93,7 +97,7 @@ def test_points_trained_at_once_with_one_config_are_counted_once(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(('change', 'said'), [
+@pytest.mark.parametrize(('change', 'message'), [
     ({'rate': '1e-3, 1, log=True'}, 'rate is drawn from 0.001 to 1.0 (log) here and from 0.0001 to 1.0 (log) there'),
     ({'rate': '1e-4, 1'}, 'rate is drawn from 0.0001 to 1.0 here and from 0.0001 to 1.0 (log) there'),
     ({'width': '5'}, 'width is drawn from 2 to 5 here and from 2 to 4 there'),
@@ -101,32 +105,32 @@ def test_points_trained_at_once_with_one_config_are_counted_once(tmp_path):
     ({'scores': "'additive', 'dot', 'none'"}, 'score is drawn from one of additive, dot, none here and from one of ad'),
     ({'scores': "'dot', 'additive'"}, 'score is drawn from one of dot, additive here and from one of additive, dot'),
 ])  # fmt: skip
-def test_a_changed_space_is_refused_by_the_name_of_the_parameter(search, trainer, tmp_path, change, said):
+def test_a_changed_search_space_is_refused_with_the_parameter_name(search, trainer, tmp_path, change, message):
     search(SPACE.format(**SAME), trials=2)
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob('sweep/**/*'))
     with pytest.raises(UserError) as caught:
         search(SPACE.format(**SAME | change), trials=2)
-    assert str(caught.value).startswith(f'--workdir={tmp_path}/sweep holds another sweep of search_space: {said}')
+    assert str(caught.value).startswith(f'--workdir={tmp_path}/sweep holds another sweep of search_space: {message}')
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob('sweep/**/*')) == before
     assert len(search(SPACE.format(**SAME), trials=2).rows) == 2
 
 
-@pytest.mark.parametrize(('old', 'new', 'said'), [
+@pytest.mark.parametrize(('old', 'new', 'message'), [
     ("'rate'", "'r'", 'r is drawn from 0.0001 to 1.0 (log) here and not drawn there'),
     ("trial.suggest_int('width', 2, 4)", '3', 'width is not drawn here and drawn from 2 to 4 there'),
     ('2 **', '3 **', 'point 0 sets model.hidden to'),
     ("'model.hidden'", "'model.embedding'", 'point 0 sets model.embedding to'),
     ('return', 'raise KeyError("a")\n    return', "it fails for the draws of point 0: KeyError: 'a'"),
 ])  # fmt: skip
-def test_a_search_that_makes_another_point_of_the_same_draws_is_refused(search, trainer, old, new, said):
+def test_a_search_that_makes_other_points_from_the_same_draws_is_refused(search, trainer, old, new, message):
     text = SPACE.format(**SAME)
     search(text, trials=1)
     with pytest.raises(UserError, match='holds another sweep of search_space') as caught:
         search(text.replace(old, new), trials=1)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_points_of_earlier_versions_go_on(search, trainer, tmp_path):
+def test_points_of_earlier_versions_are_continued(search, trainer, tmp_path):
     search(FEW, trials=1)
     [path] = (tmp_path / 'sweep' / 'points').glob('*/point.json')
     point = json.loads(path.read_text())
@@ -134,19 +138,19 @@ def test_points_of_earlier_versions_go_on(search, trainer, tmp_path):
     assert [row.status for row in search(FEW, trials=1).rows] == ['done']
 
 
-def test_choices_that_vary_from_point_to_point_name_the_parameter(search, trainer):
+def test_choices_that_change_between_points_fail_with_the_parameter_name(search, trainer):
     text = "def search_space(trial): return {'seed': trial.suggest_categorical('kind', [trial.number, 99])}"
     rows = search(text, trials=2).rows
     assert [row.status for row in rows] == ['done', 'failed']
     assert rows[1].reason.startswith('kind, drawn from one of 1, 99: ')
 
 
-@pytest.mark.parametrize(('old', 'new', 'said'), [
+@pytest.mark.parametrize(('old', 'new', 'message'), [
     ("'model.hidden'", "'model.embedding'", '2 points here and 2 there, only here embedding=8,seed=0'),
     ('range(2)', '(1, 0)', 'point 0 is model.hidden=8 seed=1 here and model.hidden=8 seed=0 there'),
     ('(8,)', '(16,)', '2 points here and 2 there, only here hidden=16,seed=0'),
 ])  # fmt: skip
-def test_points_of_a_sweep_that_changed_are_refused_by_name(experiment, tmp_path, old, new, said):
+def test_a_changed_sweep_is_refused_with_the_point_name(experiment, tmp_path, old, new, message):
     text = "def sweep_two(): return grid({'model.hidden': (8,), 'seed': range(2)})"
     sweep_directory.ensure_sweep_directory(
         tmp_path / 'sweep', points.make_sweep_plan(experiment(text), [], ['two'], {})
@@ -154,9 +158,9 @@ def test_points_of_a_sweep_that_changed_are_refused_by_name(experiment, tmp_path
     plan = points.make_sweep_plan(experiment(text.replace(old, new)), [], ['two'], {})
     with pytest.raises(UserError) as caught:
         sweep_directory.ensure_sweep_directory(tmp_path / 'sweep', plan)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_points_of_one_name_that_set_another_field_are_told_apart():
+def test_points_with_equal_names_and_different_fields_are_distinguished():
     one, other = ([{'number': 0, 'name': 'rate=1', 'overrides': {key: 1}}] for key in ('a.rate', 'b.rate'))
-    assert sweep_directory._differing(one, other) == 'point 0 is a.rate=1 here and b.rate=1 there'
+    assert sweep_directory._describe_difference(one, other) == 'point 0 is a.rate=1 here and b.rate=1 there'

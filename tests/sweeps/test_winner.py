@@ -6,25 +6,27 @@ from attnlab import configs
 from attnlab.errors import UserError
 from attnlab.sweeps import sweep_files, winner
 from tests.sweeps import made
-from tests.sweeps.made import point
+from tests.sweeps.made import make_point
 
 RATE = 'optimizer.learning_rate'
 
 
-def write(folder, points, path, **more):
-    return winner.write_best_config(sweep_files.read_sweep(made.sweep(folder / 'sweep', points, **more)), path)
+def write(folder, points, path, **options):
+    """Write the best config of a sweep with these points to `path`; return the best point."""
+    sweep = sweep_files.read_sweep(made.write_sweep(folder / 'sweep', points, **options))
+    return winner.write_best_config(sweep, path)
 
 
-def test_it_loads_as_exactly_the_config_of_the_best_point(tmp_path):
-    points = [point({RATE: rate, 'data.note': note}, value=value, step=7, metrics=[])
+def test_the_written_file_loads_as_the_config_of_the_best_point(tmp_path):
+    points = [make_point({RATE: rate, 'data.note': note}, value=value, step=7, metrics=[])
               for rate, note, value in ((1e-05, 'x', 2.0), (3e-4, 'y', 1.0), (0.1, 'z', 3.0))]  # fmt: skip
     row = write(tmp_path, points, tmp_path / 'best.py')
     assert row.number == 1
-    found = configs.load_experiment(str(tmp_path / 'best.py'))
-    configs.check_same_config(found, configs.load_config(row.run / 'config.json'))
-    assert (found.optimizer.learning_rate, found.data.note) == (3e-4, 'y')
-    assert found.is_locked
-    configs.load_experiment(str(tmp_path / 'best.py'), [(RATE, '1')])  # its fields have their types
+    config = configs.load_experiment(str(tmp_path / 'best.py'))
+    configs.check_same_config(config, configs.load_config(row.run / 'config.json'))
+    assert (config.optimizer.learning_rate, config.data.note) == (3e-4, 'y')
+    assert config.is_locked
+    configs.load_experiment(str(tmp_path / 'best.py'), [(RATE, '1')])  # fields accept texts of their types
 
 
 @pytest.mark.parametrize('overrides', [
@@ -32,35 +34,35 @@ def test_it_loads_as_exactly_the_config_of_the_best_point(tmp_path):
     {'data.shape': [1]}, {'data.shape': []}, {'data.words': ['a"b', "c'd"]},
     {'model.tied': False}, {'seed': 2**31}, {'model.inner.rate': 1.0}, {'model.inner.rate': 5e-324},
 ])  # fmt: skip
-def test_every_kind_of_value_comes_back_as_it_was(tmp_path, overrides):
-    row = write(tmp_path, [point(overrides, value=1.0, metrics=[])], tmp_path / 'best.py')
+def test_every_kind_of_value_is_restored(tmp_path, overrides):
+    row = write(tmp_path, [make_point(overrides, value=1.0, metrics=[])], tmp_path / 'best.py')
     configs.check_same_config(
         configs.load_experiment(str(tmp_path / 'best.py')), configs.load_config(row.run / 'config.json')
     )
 
 
-def test_it_reads_as_an_experiment(tmp_path, monkeypatch):
+def test_the_written_file_has_this_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    points = [point({RATE: rate, 'seed': seed}, value=value + seed, step=40, metrics=[])
+    points = [make_point({RATE: rate, 'seed': seed}, value=value + seed, step=40, metrics=[])
               for rate, value in ((0.1, 2.0), (0.2, 1.0)) for seed in (0, 1, 2)]  # fmt: skip
-    write(tmp_path, [*points, point({RATE: 0.3, 'seed': 0}, 'failed')], 'best.py',
+    write(tmp_path, [*points, make_point({RATE: 0.3, 'seed': 0}, 'failed')], 'best.py',
           overrides=[['train.duration', '40 steps']], names=['rates', 'seeds'])  # fmt: skip
     assert (
         (tmp_path / 'best.py').read_text()
         == '''\
-"""The best of --sweep=rates,seeds of experiments/a.py: loss 2.0000 ± 0.5774 (standard error of 3 seeds).
+"""Best config of --sweep=rates,seeds of experiments/a.py: loss 2.0000 ± 0.5774 (standard error of 3 seeds).
 
 attnlab train --config=best.py --workdir=runs/best
 
-Point 3 of 7, of which 6 are done; what it sets in that file: train.duration=40 steps, optimizer.learning_rate=0.2,
-seed=0. It is the first of the seeds, its own best loss 1, at step 40.
+Point 3 of 7, of which 6 are done. Changes to that file: train.duration=40 steps, optimizer.learning_rate=0.2, seed=0.
+This is the first seed of its group; its own best loss is 1, at step 40.
 """
 
 from ml_collections import ConfigDict
 
 
 def get_config(arg: str = '') -> ConfigDict:
-    """It takes no argument."""
+    """Return the config; `arg` must be empty."""
     if arg:
         raise ValueError(f"the argument is {arg!r}; expected ''")
     config = ConfigDict()
@@ -90,28 +92,30 @@ def get_config(arg: str = '') -> ConfigDict:
         configs.load_experiment('best.py:x')
 
 
-def test_of_the_best_seeds_it_is_the_first_and_not_the_luckiest(tmp_path):
-    points = [point({RATE: 0.1, 'seed': seed}, value=value, metrics=[]) for seed, value in enumerate((2.0, 1.0, 3.0))]
+def test_the_first_seed_is_written_not_the_best_seed(tmp_path):
+    points = [
+        make_point({RATE: 0.1, 'seed': seed}, value=value, metrics=[]) for seed, value in enumerate((2.0, 1.0, 3.0))
+    ]
     assert write(tmp_path, points, tmp_path / 'best.py').number == 0
     assert configs.load_experiment(str(tmp_path / 'best.py')).seed == 0
 
 
-def test_what_cannot_be_written_is_refused_and_nothing_is(tmp_path):
-    done, waiting = [point({}, value=1.0, metrics=[])], [point({}, 'waiting')]
+def test_an_unusable_file_or_unfinished_sweep_is_refused(tmp_path):
+    done, waiting = [make_point({}, value=1.0, metrics=[])], [make_point({}, 'waiting')]
     (tmp_path / 'mine.py').write_text('mine')
-    for at, (points, name, said) in enumerate((
+    for i, (points, name, message) in enumerate((
         (done, 'best.txt', r'--best expects the name of an experiment file, FILE.py, got .*best.txt'),
         (done, 'mine.py', 'mine.py exists already'),
         (done, 'no/best.py', 'there is no folder'),
         (waiting, 'best.py', 'no point is done yet'),
     )):  # fmt: skip
-        with pytest.raises(UserError, match=said):
-            write(tmp_path / f'{at}', points, tmp_path / name)
+        with pytest.raises(UserError, match=message):
+            write(tmp_path / f'{i}', points, tmp_path / name)
     assert (tmp_path / 'mine.py').read_text() == 'mine'
     assert {path.name for path in tmp_path.iterdir()} == {'mine.py', '0', '1', '2', '3'}
 
 
-def test_an_experiment_with_an_argument_is_named_whole(tmp_path):
-    write(tmp_path, [point({'seed': 3}, value=1.0, metrics=[])], tmp_path / 'best.py', config='e.py:a"""b\\')
+def test_quotes_in_an_experiment_argument_are_escaped(tmp_path):
+    write(tmp_path, [make_point({'seed': 3}, value=1.0, metrics=[])], tmp_path / 'best.py', config='e.py:a"""b\\')
     assert "e.py:a'''b\\\\" in (tmp_path / 'best.py').read_text()
     configs.load_experiment(str(tmp_path / 'best.py'))
