@@ -67,7 +67,7 @@ def test_an_implementation_that_does_not_serve_is_not_a_side(monkeypatch):
     def serves_nobody(call):
         raise NotImplementedError('query: no such device')
 
-    other = SimpleNamespace(dot_product=serves_nobody, pays=lambda call, platform: True)
+    other = SimpleNamespace(dot_product=serves_nobody, is_preferred=lambda call, platform: True)
     monkeypatch.setitem(sys.modules, 'other', other)
     monkeypatch.setitem(IMPLEMENTATIONS, 'other', Implementation('other', 'serves nobody'))
     problem = AttentionProblem((1, 7, 2, 4))
