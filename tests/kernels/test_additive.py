@@ -7,23 +7,23 @@ import pytest
 
 from attnlab import additive_attention
 from tests.kernels import oracle
-from tests.kernels.combinations import fill, small
+from tests.kernels.combinations import make_arguments, small_combination
 
 
 @pytest.mark.parametrize('seed', range(100, 124))
 def test_equals_the_formula_forward_and_backward(seed):
-    oracle.compare(additive_attention, fill(small(seed, additive=True)))
+    oracle.check_function(additive_attention, make_arguments(small_combination(seed, additive=True)))
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 @pytest.mark.parametrize('seed', range(124, 127))
 def test_half_precision_is_wide_inside(seed, dtype):
-    oracle.compare(additive_attention, fill(small(seed, additive=True)), dtype)
+    oracle.check_function(additive_attention, make_arguments(small_combination(seed, additive=True)), dtype)
 
 
 def test_float64_stays_float64():
     with jax.enable_x64(True):
-        oracle.compare(additive_attention, fill(small(124, additive=True)), 'float64')
+        oracle.check_function(additive_attention, make_arguments(small_combination(124, additive=True)), 'float64')
 
 
 def test_the_score_is_a_vector_times_the_tanh_of_the_sum():

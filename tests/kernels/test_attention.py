@@ -11,8 +11,8 @@ import pytest
 from attnlab import dot_product_attention
 from attnlab.kernels.implementations import IMPLEMENTATIONS
 from tests.kernels import oracle
-from tests.kernels.calls import B, H, K, N, S, T, arrays
-from tests.kernels.combinations import fill, small
+from tests.kernels.calls import B, H, K, N, S, T, make_qkv
+from tests.kernels.combinations import make_arguments, small_combination
 
 
 def drawn(*shape):
@@ -25,9 +25,9 @@ def drawn(*shape):
 @pytest.mark.parametrize('additive', [False, True])
 def test_the_oracles_gradients_are_its_own_slopes(additive):
     for seed in range(12):
-        arrays, kwargs, cotangent = fill(small(seed, additive))
+        arrays, kwargs, cotangent = make_arguments(small_combination(seed, additive))
         (B, T, N, _), S = arrays['query'].shape, arrays['key'].shape[1]
-        kwargs['factor'] = oracle.dropout((seed, 1), 0.3, (B, N, T, S)) if seed % 2 else None
+        kwargs['factor'] = oracle.dropout_factors((seed, 1), 0.3, (B, N, T, S)) if seed % 2 else None
         value = lambda given: np.sum(oracle.attention(**given, **kwargs).output * cotangent)  # noqa: B023
         gradients = oracle.attention(**arrays, **kwargs, cotangent=cotangent).gradients
         assert gradients.keys() == arrays.keys()
@@ -38,7 +38,7 @@ def test_the_oracles_gradients_are_its_own_slopes(additive):
 
 
 def test_the_oracles_sink_is_one_more_key_of_value_zero():
-    query, key, value = arrays()
+    query, key, value = make_qkv()
     mask, sinks = np.ones((B, N, T, S), bool), np.arange(N) - 1.5
     mask[:, 1] = False
     sunk = oracle.attention(query, key, value, mask=mask, sinks=sinks)
@@ -53,7 +53,7 @@ def test_the_oracles_sink_is_one_more_key_of_value_zero():
 
 
 def test_the_oracles_other_arguments_are_what_they_stand_for():
-    query, key, value = (np.asarray(x, np.float64) for x in arrays())
+    query, key, value = (np.asarray(x, np.float64) for x in make_qkv())
     slopes, queries = np.arange(N) / 2, np.array([[3, 0, 9, -2]])
     bias = -slopes[:, None, None] * np.abs(queries[0][:, None] - np.arange(S))
     plain = lambda **kwargs: oracle.attention(query, key, value, **kwargs).weights
@@ -66,7 +66,7 @@ def test_the_oracles_other_arguments_are_what_they_stand_for():
 
 
 def test_the_draws_use_every_argument():
-    names = [{name for part in fill(small(seed))[:2] for name in part} for seed in range(60)]
+    names = [{name for part in make_arguments(small_combination(seed))[:2] for name in part} for seed in range(60)]
     for name in ('bias', 'mask', 'is_causal', 'query_seq_lengths', 'key_value_seq_lengths', 'local_window_size',
                  'query_positions', 'key_positions', 'query_segment_ids', 'logits_soft_cap', 'scale',
                  'sinks', 'alibi_slopes', 'qk_norm'):  # fmt: skip
@@ -75,26 +75,26 @@ def test_the_draws_use_every_argument():
 
 @pytest.mark.parametrize('seed', range(60))
 def test_equals_the_formula_forward_and_backward(seed):
-    oracle.compare(dot_product_attention, fill(small(seed)))
+    oracle.check_function(dot_product_attention, make_arguments(small_combination(seed)))
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 @pytest.mark.parametrize('seed', range(60, 66))
 def test_half_precision_is_wide_inside(seed, dtype):
-    oracle.compare(dot_product_attention, fill(small(seed)), dtype)
+    oracle.check_function(dot_product_attention, make_arguments(small_combination(seed)), dtype)
 
 
 @pytest.mark.parametrize('seed', range(66, 69))
 def test_float64_stays_float64(seed):
     with jax.enable_x64(True):
-        oracle.compare(dot_product_attention, fill(small(seed)), 'float64')
+        oracle.check_function(dot_product_attention, make_arguments(small_combination(seed)), 'float64')
 
 
 # A call without a batch
 
 
 def test_three_axes_are_a_batch_of_one():
-    query, key, value = arrays()
+    query, key, value = make_qkv()
     one = {'bias': drawn(N, 1, S), 'mask': drawn(1, T, S) < 1, 'key_value_seq_lengths': jnp.array([3]),
            'query_positions': jnp.arange(T)[None] + 1, 'is_causal': True}  # fmt: skip
     four = one | {'bias': one['bias'][None], 'mask': one['mask'][None]}
@@ -137,7 +137,7 @@ def test_bfloat16_of_512_keys_is_within_its_eps():
 
 
 def test_a_soft_cap_bounds_the_logits_before_bias_and_mask():
-    query, key, value = arrays()
+    query, key, value = make_qkv()
     key = jnp.zeros_like(key).at[:, 1].set(1e4)
     query = jnp.ones_like(query)
     weights = lambda **kwargs: dot_product_attention(query, key, value, return_weights=True, **kwargs)[1][0, 0, 0]
@@ -151,14 +151,14 @@ def test_a_soft_cap_bounds_the_logits_before_bias_and_mask():
 
 
 def test_the_scale_is_one_over_the_root_of_the_width():
-    expected = dot_product_attention(*arrays(), scale=1 / np.sqrt(H))
-    np.testing.assert_array_equal(dot_product_attention(*arrays()), expected)
-    query, key, value = (x[..., :0] for x in arrays())  # a width of zero leaves equal weights
-    assert dot_product_attention(query, key, arrays()[2]).shape == (B, T, N, H)
+    expected = dot_product_attention(*make_qkv(), scale=1 / np.sqrt(H))
+    np.testing.assert_array_equal(dot_product_attention(*make_qkv()), expected)
+    query, key, value = (x[..., :0] for x in make_qkv())  # a width of zero leaves equal weights
+    assert dot_product_attention(query, key, make_qkv()[2]).shape == (B, T, N, H)
 
 
 def test_a_name_of_the_table_or_the_first_that_serves():
-    call = lambda **kwargs: dot_product_attention(*arrays(), **kwargs)
+    call = lambda **kwargs: dot_product_attention(*make_qkv(), **kwargs)
     dense, blockwise = call(implementation='dense'), call(implementation='blockwise')
     assert {'dense', 'blockwise'} <= set(IMPLEMENTATIONS) and np.any(dense != blockwise)
     np.testing.assert_array_equal(call(implementation=['blockwise', 'dense']), blockwise)
@@ -194,4 +194,4 @@ ERRORS = {
 @pytest.mark.parametrize('message, changed', ERRORS.items())
 def test_errors_name_what_came_and_what_was_expected(as_used, message, changed):
     with pytest.raises(ValueError, match=message):
-        dot_product_attention(**dict(zip(('query', 'key', 'value'), arrays(), strict=True)) | changed)
+        dot_product_attention(**dict(zip(('query', 'key', 'value'), make_qkv(), strict=True)) | changed)

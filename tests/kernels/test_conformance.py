@@ -20,8 +20,8 @@ from attnlab import dot_product_attention
 from attnlab.kernels import dropout, mesh_axes
 from attnlab.kernels.implementations import IMPLEMENTATION_ALIASES, IMPLEMENTATIONS
 from tests.kernels import combinations, oracle
-from tests.kernels.calls import graded, rounded, split
-from tests.kernels.combinations import combination, fill, spoil
+from tests.kernels.calls import attention_with_gradients, cast_arrays, split_arrays
+from tests.kernels.combinations import grid_combination, make_arguments, poison_masked_entries
 from tests.quick import QUICK
 
 NAMES = [
@@ -46,7 +46,7 @@ SAMPLE = (
 def called(seeds):
     """Each implementation on the combinations of some seeds, under a name; slow outside of the sample."""
     return [
-        pytest.param(name, seed, id=f'{name}-{combination(seed)}', marks=() if seed in SAMPLE else pytest.mark.slow)
+        pytest.param(name, seed, id=f'{name}-{grid_combination(seed)}', marks=() if seed in SAMPLE else pytest.mark.slow)
         for seed in seeds for name in NAMES
     ]  # fmt: skip
 
@@ -54,13 +54,13 @@ def called(seeds):
 @functools.lru_cache(maxsize=1)  # the implementations come one after the other
 def prepared(seed):
     """The arrays that an implementation is given, the oracle's other arguments, the cotangent, and what it says."""
-    combined = combination(seed)
-    arrays, kwargs, cotangent = fill(combined)
-    given = rounded(spoil(arrays, kwargs) if 'junk' in combined.kinds else arrays, combined.dtype)
-    arrays, cotangent = rounded(arrays, combined.dtype), jnp.asarray(cotangent, combined.dtype)
+    combined = grid_combination(seed)
+    arrays, kwargs, cotangent = make_arguments(combined)
+    given = cast_arrays(poison_masked_entries(arrays, kwargs) if 'junk' in combined.kinds else arrays, combined.dtype)
+    arrays, cotangent = cast_arrays(arrays, combined.dtype), jnp.asarray(cotangent, combined.dtype)
     factor, (B, T, S, N) = None, combined.sizes[:4]
     if 'dropout' in combined.kinds:
-        factor = oracle.dropout(dropout.dropout_seed(jax.random.key(seed)), combined.kinds['dropout'], (B, N, T, S))
+        factor = oracle.dropout_factors(dropout.dropout_seed(jax.random.key(seed)), combined.kinds['dropout'], (B, N, T, S))
     return given, kwargs, cotangent, oracle.attention(**arrays, **kwargs, factor=factor, cotangent=cotangent)
 
 
@@ -80,10 +80,10 @@ def refused(implementation):
 
 def program(implementation, seed):
     """() to (output, residual, weights or None, gradients) of the call; compiled, all arrays being arguments."""
-    combined, (given, kwargs, cotangent, _) = combination(seed), prepared(seed)
+    combined, (given, kwargs, cotangent, _) = grid_combination(seed), prepared(seed)
     offered = {'return_residual': True, 'return_weights': True, 'block_sizes': combined.blocks}
-    moving, fixed = split(kwargs | {name: x for name, x in offered.items() if name not in refused(implementation)})
-    call = lambda arrays, rng, moving, cotangent: graded(
+    moving, fixed = split_arrays(kwargs | {name: x for name, x in offered.items() if name not in refused(implementation)})
+    call = lambda arrays, rng, moving, cotangent: attention_with_gradients(
         arrays, moving, cotangent, **fixed, implementation=implementation, dropout_rng=rng,
         dropout_rate=combined.kinds.get('dropout', 0.0),
     )  # fmt: skip
@@ -99,9 +99,9 @@ def test_equals_the_formula_forward_and_backward(implementation, seed):
         results = program(implementation, seed)()
     except NotImplementedError as error:
         argument = re.search(f'{implementation}: (\\w+)', str(error))[1]
-        assert implementation not in COMPLETE and argument in {**given, **kwargs, **combination(seed).kinds}, error
+        assert implementation not in COMPLETE and argument in {**given, **kwargs, **grid_combination(seed).kinds}, error
         pytest.skip(str(error))
-    oracle.hold(*results, judged, given)
+    oracle.check_results(*results, judged, given)
     if seed not in SAMPLE:
         jax.clear_caches()  # hundreds of programs, none of which comes back
 
@@ -146,11 +146,11 @@ def test_the_oracles_dropout_is_the_published_threefry():
 @pytest.mark.parametrize('seeds, least', [(GRID, 30), (SAMPLE, 5)], ids=['grid', 'sample'])
 def test_the_grid_has_some_of_everything(seeds, least):
     used, alone = Counter(), Counter()
-    for combined in map(combination, seeds):
+    for combined in map(grid_combination, seeds):
         _, (_, T, S, N, K, H, Hv), dtype, blocks, kinds = combined
         used.update([dtype, blocks, (N, K), ('T', T), ('S', S), ('H', H), ('Hv', Hv), *kinds, *kinds.items()])
         rules = kinds.keys() & set(combinations.MASKS)
-        if dtype == 'float32' and len(rules) < 2 and 1 not in combinations.tiles(combined.sizes, blocks):
+        if dtype == 'float32' and len(rules) < 2 and 1 not in combinations.tile_counts(combined.sizes, blocks):
             alone.update(rules or ['none'])  # shows a tile that is skipped, or not masked, and should be
     names = (*combinations.DTYPES, *combinations.MASKS, *combinations.OTHERS, 'low', 'places')
     assert not [name for name in names if used[name] < least]

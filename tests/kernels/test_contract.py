@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.kernels.calls import B, H, K, N, S, T, arrays, run, same
+from tests.kernels.calls import B, H, K, N, S, T, make_qkv, run_with_gradients, same
 
 # Precision
 
@@ -13,7 +13,7 @@ from tests.kernels.calls import B, H, K, N, S, T, arrays, run, same
 def test_results_have_the_dtype_of_the_query(attend):
     for dtype in ('float32', 'bfloat16', 'float16'):
         for other in ('float32', 'bfloat16'):
-            query, key, value = arrays()
+            query, key, value = make_qkv()
             key, value = key.astype(other), value.astype(other)
             output, residual, weights = attend(
                 query.astype(dtype), key, value, return_residual=True, return_weights=True
@@ -39,7 +39,7 @@ def test_long_sums_do_not_stall(attend, dtype):
 
 @pytest.mark.parametrize('rate', [0.0, 0.5])
 def test_weights_are_those_before_dropout_and_asking_changes_nothing(attend, rate):
-    query, key, value = arrays()
+    query, key, value = make_qkv()
     kwargs = {'key_value_seq_lengths': jnp.array([S - 1, 0]), 'dropout_rate': rate, 'dropout_rng': jax.random.key(0)}
     output, weights = attend(query, key, value, return_weights=True, **kwargs)
     same(output, attend(query, key, value, **kwargs))
@@ -51,15 +51,15 @@ def test_weights_are_those_before_dropout_and_asking_changes_nothing(attend, rat
 
 
 def test_what_is_asked_for_comes_in_order(attend):
-    output, residual, weights = attend(*arrays(), return_residual=True, return_weights=True)
+    output, residual, weights = attend(*make_qkv(), return_residual=True, return_weights=True)
     assert (output.shape, residual.shape, weights.shape) == ((B, T, N, H), (B, T, N), (B, N, T, S))
-    same(attend(*arrays(), return_residual=True), (output, residual))
-    same(attend(*arrays(), return_weights=True), (output, weights))
-    same(attend(*arrays()), output)
+    same(attend(*make_qkv(), return_residual=True), (output, residual))
+    same(attend(*make_qkv(), return_weights=True), (output, weights))
+    same(attend(*make_qkv()), output)
 
 
 def test_the_residual_has_no_gradient(attend):
-    slopes = jax.grad(lambda x: jnp.sum(attend(*x, return_residual=True)[1]))(arrays())
+    slopes = jax.grad(lambda x: jnp.sum(attend(*x, return_residual=True)[1]))(make_qkv())
     assert not any(jnp.any(x != 0) for x in slopes)
 
 
@@ -68,7 +68,7 @@ def test_the_residual_has_no_gradient(attend):
 
 def dropped(attend, rate, key, S=64):
     """[B, N, T, S]: weights before and after dropout; the values are the unit vectors, so the output is the weights."""
-    query, keys, _ = arrays(S=S)
+    query, keys, _ = make_qkv(S=S)
     value = jnp.broadcast_to(jnp.eye(S)[None, :, None, :], (B, S, K, S))
     output, weights = attend(query, keys, value, dropout_rate=rate, dropout_rng=key, return_weights=True)
     return np.asarray(weights), np.asarray(output.swapaxes(1, 2))
@@ -96,14 +96,14 @@ def test_dropout_is_a_function_of_its_key(attend):
 
 
 def test_the_mean_of_many_draws_is_the_output_without(attend):
-    call = lambda key: attend(*arrays(), dropout_rate=0.5, dropout_rng=key)
+    call = lambda key: attend(*make_qkv(), dropout_rate=0.5, dropout_rng=key)
     draws = np.asarray(jax.jit(jax.vmap(call))(jax.random.split(jax.random.key(0), 4000)))
     error = draws.std(0) / np.sqrt(len(draws))
-    assert np.all(np.abs(draws.mean(0) - attend(*arrays())) <= 5 * error) and np.all(error > 0)
+    assert np.all(np.abs(draws.mean(0) - attend(*make_qkv())) <= 5 * error) and np.all(error > 0)
 
 
 def test_gradients_are_those_of_the_weights_that_were_kept(attend):
-    query, key, value = arrays()
+    query, key, value = make_qkv()
     kwargs = {'dropout_rate': 0.5, 'dropout_rng': jax.random.key(3)}
     eye = jnp.broadcast_to(jnp.eye(S)[None, :, None, :], (B, S, K, S))
     kept, weights = attend(query, key, eye, return_weights=True, **kwargs)
@@ -116,24 +116,24 @@ def test_gradients_are_those_of_the_weights_that_were_kept(attend):
 
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
-        run(attend, query, key, value, **kwargs), run(expected, query, key, value),
+        run_with_gradients(attend, query, key, value, **kwargs), run_with_gradients(expected, query, key, value),
     )  # fmt: skip
 
 
 def test_no_dropout_needs_no_key(attend):
-    same(attend(*arrays(), dropout_rate=0.0), attend(*arrays()))
-    same(attend(*arrays(), dropout_rate=0.0, dropout_rng=jax.random.key(0)), attend(*arrays()))
+    same(attend(*make_qkv(), dropout_rate=0.0), attend(*make_qkv()))
+    same(attend(*make_qkv(), dropout_rate=0.0, dropout_rng=jax.random.key(0)), attend(*make_qkv()))
 
 
 @pytest.mark.parametrize('rate', [-0.5, float('nan'), 1.0, 1.5])
 def test_rates_that_are_none_are_refused(attend, rate):
     with pytest.raises(ValueError, match=f'dropout_rate is {rate}; expected 0 <= rate < 1'):
-        attend(*arrays(), dropout_rate=rate, dropout_rng=jax.random.key(0))
+        attend(*make_qkv(), dropout_rate=rate, dropout_rng=jax.random.key(0))
 
 
 def test_a_rate_without_a_key_is_refused(attend):
     with pytest.raises(ValueError, match='dropout_rng is None; pass a key'):
-        attend(*arrays(), dropout_rate=0.5)
+        attend(*make_qkv(), dropout_rate=0.5)
 
 
 # Transformations and sizes
@@ -148,15 +148,15 @@ def scalar(attend, query, key, value):
 
 def test_jit_and_remat_change_no_gradient(attend):
     loss = lambda x: scalar(attend, *x)
-    expected = jax.grad(loss)(arrays())
+    expected = jax.grad(loss)(make_qkv())
     for transformed in (jax.jit(jax.grad(loss)), jax.grad(jax.checkpoint(loss)), jax.jit(jax.grad(jax.remat(loss)))):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), transformed(arrays()), expected)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), transformed(make_qkv()), expected)
 
 
 def test_maps_are_loops(attend):
-    many = jax.tree.map(lambda *x: jnp.stack(x), *(arrays(seed=i) for i in range(4)))
+    many = jax.tree.map(lambda *x: jnp.stack(x), *(make_qkv(seed=i) for i in range(4)))
     slope = jax.grad(lambda x: scalar(attend, *x))
-    expected = jax.tree.map(lambda *x: jnp.stack(x), *(slope(arrays(seed=i)) for i in range(4)))
+    expected = jax.tree.map(lambda *x: jnp.stack(x), *(slope(make_qkv(seed=i)) for i in range(4)))
     assert jax.device_count() >= 4
     mapped = jax.jit(jax.vmap(jax.checkpoint(slope))), jax.pmap(slope), lambda x: jax.lax.map(slope, x)
     for transformed in mapped:
@@ -168,7 +168,7 @@ def test_maps_are_loops(attend):
 def test_sizes_of_zero(attend, sizes, masked):
     b, t, s = sizes
     kwargs = {'is_causal': True, 'key_value_seq_lengths': jnp.full(b, 2)} if masked else {}
-    (output, _, weights), gradients = run(
+    (output, _, weights), gradients = run_with_gradients(
         attend, jnp.ones((b, t, N, H)), jnp.ones((b, s, K, H)), jnp.ones((b, s, K, H)), **kwargs
     )
     assert output.shape == (b, t, N, H) and weights.shape == (b, N, t, s)
@@ -179,7 +179,7 @@ def test_sizes_of_zero(attend, sizes, masked):
 
 
 def wrong(**changed):
-    query, key, value = arrays()
+    query, key, value = make_qkv()
     return {'query': query, 'key': key, 'value': value} | changed
 
 

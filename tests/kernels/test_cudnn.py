@@ -13,7 +13,7 @@ from attnlab import dot_product_attention
 from attnlab.kernels import cudnn
 from attnlab.kernels.implementations import implementations_by_speed
 from tests.kernels import fused
-from tests.kernels.fused import B, K, N, forward, gradient, hold, inputs, shapes
+from tests.kernels.fused import B, K, N, array_shapes, attention_of, check_against_oracle, gradient_of, random_inputs
 
 TARGETS = [f'__cudnn$fmha{bias}Softmax{way}' for bias in ('', 'ScaleBias') for way in ('', 'Backward')]
 
@@ -147,10 +147,10 @@ CASES = {
 
 def judged(case, dtype):
     T, S, kwargs = case
-    arrays = inputs(T, S, **{'bias': kwargs['bias']} if 'bias' in kwargs else {})
+    arrays = random_inputs(T, S, **{'bias': kwargs['bias']} if 'bias' in kwargs else {})
     if 'bias' in arrays:
         arrays['bias'][hidden(*arrays['bias'].shape, seed=1)] = -np.inf
-    return hold('cudnn', arrays, {name: x for name, x in kwargs.items() if name != 'bias'}, dtype)
+    return check_against_oracle('cudnn', arrays, {name: x for name, x in kwargs.items() if name != 'bias'}, dtype)
 
 
 def stand_in(
@@ -212,7 +212,7 @@ def test_the_cases_have_rows_that_see_nothing_and_float16(hopper, monkeypatch):
 
 
 def text(function, *args):
-    return fused.program(function, 'cuda', *args, targets=TARGETS)
+    return fused.exported_program(function, 'cuda', *args, targets=TARGETS)
 
 
 PROGRAMS = {
@@ -228,37 +228,37 @@ PROGRAMS = {
 @pytest.mark.parametrize('mask_type, window, kwargs', PROGRAMS.values(), ids=PROGRAMS)
 def test_cudnn_is_called_once_each_way_and_nothing_has_the_size_of_the_matrix(hopper, mask_type, window, kwargs):
     T, S = 256, 384
-    attend = forward('cudnn', **kwargs)
-    for function, targets in ((attend, TARGETS[:1]), (gradient(attend), TARGETS[:2])):
-        program = text(function, *shapes(T, S, 'bfloat16'))
-        assert fused.calls(program) == targets
+    attend = attention_of('cudnn', **kwargs)
+    for function, targets in ((attend, TARGETS[:1]), (gradient_of(attend), TARGETS[:2])):
+        program = text(function, *array_shapes(T, S, 'bfloat16'))
+        assert fused.custom_calls(program) == targets
         assert program.count(f'\\22mask_type\\22: \\22{mask_type}\\22') == len(targets)
         assert program.count(f'\\22sliding_window_length\\22: {window},') == len(targets)
-        assert (B, T, N, 24) in fused.sizes(program)  # heads of 12 and 20, filled up
-        assert not [shape for shape in fused.sizes(program) if {T, S} <= {*shape}]
+        assert (B, T, N, 24) in fused.value_shapes(program)  # heads of 12 and 20, filled up
+        assert not [shape for shape in fused.value_shapes(program) if {T, S} <= {*shape}]
 
 
 def test_a_bias_comes_back_in_its_own_shape(hopper):
     bias = jax.ShapeDtypeStruct((1, N, 256, 384), 'bfloat16')
-    attend = lambda bias, *arrays: jnp.sum(forward('cudnn', bias=bias)(*arrays).astype('float32'))
-    program = text(jax.grad(attend), bias, *shapes(256, 384, 'bfloat16'))
-    assert fused.calls(program) == TARGETS[2:]
-    numbers = fused.sizes(program, '(?:bf16|f32)')  # of truth values there are more, each read once for a sum
+    attend = lambda bias, *arrays: jnp.sum(attention_of('cudnn', bias=bias)(*arrays).astype('float32'))
+    program = text(jax.grad(attend), bias, *array_shapes(256, 384, 'bfloat16'))
+    assert fused.custom_calls(program) == TARGETS[2:]
+    numbers = fused.value_shapes(program, '(?:bf16|f32)')  # of truth values there are more, each read once for a sum
     assert {shape for shape in numbers if {256, 384} <= {*shape}} == {(1, N, 256, 384), (N, 256, 384)}
 
 
 @pytest.mark.parametrize('mapped', [(0, None, None), (None, None, 0), (0, 0, 0)], ids=str)
 def test_maps_over_some_arrays_or_all(hopper, mapped):
     add = lambda x, axis: x if axis is None else jax.ShapeDtypeStruct((3, *x.shape), x.dtype)
-    given = [add(x, axis) for x, axis in zip(shapes(64, 64, 'bfloat16'), mapped, strict=True)]
-    attend = forward('cudnn', key_value_seq_lengths=jnp.array([64, 9]))
-    program = text(jax.vmap(gradient(attend), mapped), *given)
-    assert fused.calls(program) == TARGETS[:2] and (3 * B, 64, N, 24) in fused.sizes(program)
+    given = [add(x, axis) for x, axis in zip(array_shapes(64, 64, 'bfloat16'), mapped, strict=True)]
+    attend = attention_of('cudnn', key_value_seq_lengths=jnp.array([64, 9]))
+    program = text(jax.vmap(gradient_of(attend), mapped), *given)
+    assert fused.custom_calls(program) == TARGETS[:2] and (3 * B, 64, N, 24) in fused.value_shapes(program)
 
 
 def test_under_a_map_a_bias_for_all_is_an_error_and_never_a_wrong_gradient(hopper):
-    attend = lambda bias, *arrays: jnp.sum(forward('cudnn', bias=bias)(*arrays).astype('float32'))
-    given = [jax.ShapeDtypeStruct((3, *x.shape), x.dtype) for x in shapes(64, 64, 'bfloat16')]
+    attend = lambda bias, *arrays: jnp.sum(attention_of('cudnn', bias=bias)(*arrays).astype('float32'))
+    given = [jax.ShapeDtypeStruct((3, *x.shape), x.dtype) for x in array_shapes(64, 64, 'bfloat16')]
     with pytest.raises(TypeError, match='reshape'):
         text(jax.vmap(jax.grad(attend), (None, 0, 0, 0)), jax.ShapeDtypeStruct((1, N, 64, 64), 'bfloat16'), *given)
 
@@ -276,6 +276,6 @@ def test_a_gpu_gives_what_the_formula_says(case):
 @pytest.mark.parametrize('T, S', [(1024, 1024), (1000, 520), (192, 192)])
 @pytest.mark.parametrize('kwargs', [{}, {'is_causal': True}, {'local_window_size': (100, 0)}], ids=str)
 def test_a_gpu_agrees_with_dense(T, S, kwargs):
-    arrays = [jnp.asarray(x, 'bfloat16') for x in inputs(T, S).values()]
+    arrays = [jnp.asarray(x, 'bfloat16') for x in random_inputs(T, S).values()]
     agree = lambda a, b: np.testing.assert_allclose(*(np.asarray(x, 'float32') for x in (a, b)), atol=0.03, rtol=0.03)
-    jax.tree.map(agree, *(jax.jit(gradient(forward(name, **kwargs)))(*arrays) for name in ('cudnn', 'dense')))
+    jax.tree.map(agree, *(jax.jit(gradient_of(attention_of(name, **kwargs)))(*arrays) for name in ('cudnn', 'dense')))

@@ -7,7 +7,7 @@ import pytest
 
 from attnlab import dot_product_attention
 from tests.kernels import oracle
-from tests.kernels.calls import B, H, N, S, T, arrays
+from tests.kernels.calls import B, H, N, S, T, make_qkv
 
 
 def drawn(*shape, dtype='float32'):
@@ -53,7 +53,7 @@ def test_arguments_mean_what_they_mean_in_jax(kwargs, ours):
             output, vjp, residual = jax.vjp(call, arrays, has_aux=True)
             return output, vjp(cotangent)[0], residual
 
-        results.append(graded(arrays(), given))
+        results.append(graded(make_qkv(), given))
     (output, gradients, residual), (expected, slopes, other) = results
     np.testing.assert_allclose(output, expected, atol=2e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), gradients, slopes)
@@ -63,28 +63,28 @@ def test_arguments_mean_what_they_mean_in_jax(kwargs, ours):
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 def test_half_precisions_are_as_in_jax(dtype):
-    ours = dot_product_attention(*arrays(dtype), is_causal=True)
-    theirs = jax.nn.dot_product_attention(*arrays(dtype), is_causal=True)
+    ours = dot_product_attention(*make_qkv(dtype), is_causal=True)
+    theirs = jax.nn.dot_product_attention(*make_qkv(dtype), is_causal=True)
     assert ours.dtype == theirs.dtype == dtype
     oracle.near(ours, theirs, oracle.TOLERANCE[dtype][0], 'output')
 
 
 def test_arrays_of_the_host_are_taken_as_in_jax(as_used):
-    query, key, value = (np.asarray(x, np.float64) for x in arrays())
+    query, key, value = (np.asarray(x, np.float64) for x in make_qkv())
     kwargs = {'bias': np.asarray(drawn(1, N, T, S)), 'mask': np.asarray(some(B, 1, 1, S))}
     lengths = np.array([3, 4], np.int32)
     for attend in (dot_product_attention, jax.nn.dot_product_attention):
         output = attend(query, key, value, **kwargs, key_value_seq_lengths=lengths)
         assert output.dtype == 'float32'
         np.testing.assert_allclose(
-            output, dot_product_attention(*arrays(), **kwargs, key_value_seq_lengths=jnp.asarray(lengths)), atol=2e-6
+            output, dot_product_attention(*make_qkv(), **kwargs, key_value_seq_lengths=jnp.asarray(lengths)), atol=2e-6
         )
     listed = dot_product_attention(query, key, value, key_value_seq_lengths=[3, 4])
     np.testing.assert_array_equal(listed, dot_product_attention(query, key, value, key_value_seq_lengths=lengths))
 
 
 def test_three_axes_are_a_batch_of_one():
-    query, key, value = arrays()
+    query, key, value = make_qkv()
     bias = drawn(1, N, 1, S)
     for ours in OURS.values():
         alone = dot_product_attention(query[0], key[0], value[0], bias, is_causal=True, **ours, return_residual=True)
@@ -94,8 +94,8 @@ def test_three_axes_are_a_batch_of_one():
 
 def test_the_name_that_jax_gives_the_dense_one_is_known():
     np.testing.assert_array_equal(
-        dot_product_attention(*arrays(), implementation='xla'),
-        dot_product_attention(*arrays(), implementation='dense'),
+        dot_product_attention(*make_qkv(), implementation='xla'),
+        dot_product_attention(*make_qkv(), implementation='dense'),
     )
 
 
@@ -104,26 +104,26 @@ def test_the_name_that_jax_gives_the_dense_one_is_known():
 
 def test_a_row_without_keys_is_zero_where_jax_gives_the_mean_of_all():
     nothing = jnp.zeros((1, 1, T, S), bool)
-    assert jnp.all(dot_product_attention(*arrays(), mask=nothing) == 0)
-    theirs = jax.nn.dot_product_attention(*arrays(), mask=nothing)
-    np.testing.assert_allclose(theirs[:, 0, 0], arrays()[2][:, :, 0].mean(1), atol=1e-6)
+    assert jnp.all(dot_product_attention(*make_qkv(), mask=nothing) == 0)
+    theirs = jax.nn.dot_product_attention(*make_qkv(), mask=nothing)
+    np.testing.assert_allclose(theirs[:, 0, 0], make_qkv()[2][:, :, 0].mean(1), atol=1e-6)
 
 
 def test_what_is_not_finite_in_a_masked_slot_does_no_harm_and_in_jax_does():
-    query, key, value = arrays()
+    query, key, value = make_qkv()
     value, lengths = value.at[:, -1].set(jnp.nan), jnp.array([S - 1, S - 1])
     assert jnp.all(jnp.isfinite(dot_product_attention(query, key, value, key_value_seq_lengths=lengths)))
     assert jnp.all(jnp.isnan(jax.nn.dot_product_attention(query, key, value, key_value_seq_lengths=lengths)))
 
 
 def test_the_residual_is_wide_where_jax_rounds_it_to_the_dtype_of_the_keys():
-    ours = dot_product_attention(*arrays('bfloat16'), return_residual=True)[1]
-    theirs = jax.nn.dot_product_attention(*arrays('bfloat16'), return_residual=True)[1]
+    ours = dot_product_attention(*make_qkv('bfloat16'), return_residual=True)[1]
+    theirs = jax.nn.dot_product_attention(*make_qkv('bfloat16'), return_residual=True)[1]
     assert ours.dtype == 'float32' and theirs.dtype == 'bfloat16'
 
 
 def test_widths_and_dtypes_may_differ_where_jax_refuses():
-    query, key, value = arrays()
+    query, key, value = make_qkv()
     value = value.astype('bfloat16')[..., :2]
     assert dot_product_attention(query, key, value).shape == (B, T, N, 2)
     with pytest.raises(ValueError):

@@ -12,7 +12,7 @@ import pytest
 
 from attnlab import dot_product_attention
 from tests.kernels import oracle
-from tests.kernels.calls import B, H, K, N, S, T, arrays, finite, means, run, same, slopes
+from tests.kernels.calls import B, H, K, N, S, T, finite, make_qkv, run_with_gradients, run_with_gradients_eagerly, same, visible_means
 from tests.quick import QUICK
 
 NAN, INF = float('nan'), float('inf')
@@ -25,7 +25,7 @@ NAN, INF = float('nan'), float('inf')
     'dtype, select', [('float32', 'where'), ('float32', 'multiply'), ('bfloat16', 'multiply'), ('float16', 'where')]
 )
 def test_a_row_that_sees_nothing_gives_zero_and_sends_zero(attend, dtype, select):
-    query, key, value = arrays(dtype, T=3)
+    query, key, value = make_qkv(dtype, T=3)
     mask = (jnp.arange(3) < 2)[None, None, :, None]
     counted = mask.swapaxes(1, 2)
 
@@ -46,7 +46,7 @@ def test_no_gradient_of_a_row_that_sees_nothing_passes_even_if_it_is_nan(attend)
         length = jnp.sqrt(jnp.sum(output**2, axis=-1))  # its slope at the zero row is infinite
         return jnp.sum(jnp.where(length > 0, length, 0))
 
-    gradients = jax.grad(loss)(arrays())
+    gradients = jax.grad(loss)(make_qkv())
     assert finite(gradients)
     assert not any(jnp.any(x[1] != 0) for x in gradients)
 
@@ -54,8 +54,8 @@ def test_no_gradient_of_a_row_that_sees_nothing_passes_even_if_it_is_nan(attend)
 def test_a_bias_of_minus_infinity_rules_out_as_a_mask_does(attend):
     seen = np.tri(T, S, -1, dtype=bool)[None, None]  # row 0 sees nothing
     bias = jnp.where(seen, 0.0, -INF)
-    results, gradients = run(attend, *arrays(), bias, quick=False)
-    masked, expected = run(attend, *arrays(), jnp.zeros((1, 1, T, S)), mask=jnp.asarray(seen), quick=False)
+    results, gradients = run_with_gradients(attend, *make_qkv(), bias, quick=False)
+    masked, expected = run_with_gradients(attend, *make_qkv(), jnp.zeros((1, 1, T, S)), mask=jnp.asarray(seen), quick=False)
     # Two programs: jax 0.12 rounds the last bit otherwise.
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=3e-6, atol=3e-7)
     jax.tree.map(close, (results, gradients), (masked, expected))
@@ -77,10 +77,10 @@ MASKS = {
 
 @pytest.mark.parametrize('rules, rows', MASKS.values(), ids=MASKS)
 def test_what_stands_in_a_masked_slot_never_matters(attend, rules, rows):
-    query, key, value = arrays()
+    query, key, value = make_qkv()
     shape = np.broadcast_shapes((B, N, T, S), np.shape(rules.get('mask', True)))
     plain = {name: np.asarray(x) for name, x in rules.items()}
-    seen = np.array([oracle.visible(*index, **plain) for index in np.ndindex(shape)]).reshape(shape)
+    seen = np.array([oracle.is_visible(*index, **plain) for index in np.ndindex(shape)]).reshape(shape)
     columns = jnp.asarray(~seen.any((1, 2)))[:, :, None, None]
     unseen = jnp.asarray(~seen.any((1, 3)))[:, :, None, None]
     assert unseen[rows].all() and columns.any()
@@ -92,9 +92,9 @@ def test_what_stands_in_a_masked_slot_never_matters(attend, rules, rows):
             jnp.where(jnp.asarray(seen), bias, x),
         )  # fmt: skip
 
-    expected = run(attend, *filled(0.0), **rules)
+    expected = run_with_gradients(attend, *filled(0.0), **rules)
     for junk in (NAN, INF, -INF, 3e38):
-        same(run(attend, *filled(junk), **rules), expected)
+        same(run_with_gradients(attend, *filled(junk), **rules), expected)
 
 
 LAST_HIDDEN = {
@@ -115,7 +115,7 @@ LOGITS = {
 @pytest.mark.parametrize('rules', LAST_HIDDEN.values(), ids=LAST_HIDDEN)
 @pytest.mark.parametrize('implementation', ['dense', 'blockwise'])
 def test_a_hidden_key_whose_logits_overflow_gives_the_gradients_of_zeros(implementation, rules, dtype):
-    query, key, value = (x[:1].astype(dtype) for x in arrays(T=3))
+    query, key, value = (x[:1].astype(dtype) for x in make_qkv(T=3))
     blocks = {} if implementation == 'dense' else {'block_sizes': (2, 4)}
 
     @partial(jax.jit, compiler_options=QUICK)
@@ -137,7 +137,7 @@ def test_a_hidden_key_whose_logits_overflow_gives_the_gradients_of_zeros(impleme
 @pytest.mark.parametrize('junk', [NAN, INF])
 @pytest.mark.parametrize('where', ['key', 'value'])
 def test_junk_reaches_who_attends_to_it_and_nobody_else(attend, where, junk):
-    query, key, value = arrays(T=S)
+    query, key, value = make_qkv(T=S)
     there = {'key': key, 'value': value}
     late = np.zeros((S, K), bool)
     late[-1, 1] = True  # the last key of the second key head: seen by the last row of the last two query heads
@@ -156,7 +156,7 @@ def test_junk_reaches_who_attends_to_it_and_nobody_else(attend, where, junk):
 
 @pytest.mark.parametrize('where', ['query', 'bias', 'query without a mask', 'bias without a mask'])
 def test_junk_that_is_attended_is_not_hidden(attend, where):
-    query, key, value = arrays()
+    query, key, value = make_qkv()
     bias = jnp.zeros((1, 1, T, S))
     query, bias = (query.at[0, 1, 0, 0].set(NAN), bias) if 'query' in where else (query, bias.at[0, 0, 1, 0].set(NAN))
     kwargs = {} if 'without' in where else {'key_value_seq_lengths': jnp.array([3, 3])}
@@ -178,24 +178,24 @@ def test_junk_that_is_attended_is_not_hidden(attend, where):
     ],
 )
 def test_causality_is_aligned_at_the_top_left_or_where_positions_say(attend, T, S, top_left, bottom_right):
-    np.testing.assert_allclose(means(attend, T, S, is_causal=True), top_left, rtol=1e-6)
+    np.testing.assert_allclose(visible_means(attend, T, S, is_causal=True), top_left, rtol=1e-6)
     positions = {'query_positions': jnp.arange(S - T, S)[None], 'key_positions': jnp.arange(S)[None]}
-    np.testing.assert_allclose(means(attend, T, S, is_causal=True, **positions), bottom_right, rtol=1e-6)
+    np.testing.assert_allclose(visible_means(attend, T, S, is_causal=True, **positions), bottom_right, rtol=1e-6)
 
 
 def test_causality_is_no_slope_from_the_future(attend):
-    query, key, value = arrays(T=S)
-    (output, *_), _ = run(attend, query, key, value, is_causal=True)
+    query, key, value = make_qkv(T=S)
+    (output, *_), _ = run_with_gradients(attend, query, key, value, is_causal=True)
     changed = tuple(x.at[:, -1].add(1.0) for x in (key, value))
-    (other, *_), _ = run(attend, query, *changed, is_causal=True)
+    (other, *_), _ = run_with_gradients(attend, query, *changed, is_causal=True)
     same(output[:, :-1], other[:, :-1])
     assert not jnp.allclose(output[:, -1], other[:, -1], atol=1e-2)
-    (open_, *_), _ = run(attend, query, key, value)
+    (open_, *_), _ = run_with_gradients(attend, query, key, value)
     assert not jnp.allclose(output[:, :-1], open_[:, :-1], atol=1e-2)
 
 
 def test_one_query_at_a_time_is_the_causal_matrix(attend):
-    query, key, value = arrays(T=S)
+    query, key, value = make_qkv(T=S)
     whole = attend(query, key, value, is_causal=True)
 
     def step(t, row):
@@ -207,14 +207,14 @@ def test_one_query_at_a_time_is_the_causal_matrix(attend):
 
 def test_lengths_of_keys_alone_and_of_both(attend):
     four = jnp.array([4])
-    np.testing.assert_allclose(means(attend, 6, 6, key_value_seq_lengths=four), [2.5] * 6, rtol=1e-6)
-    both = means(attend, 6, 6, key_value_seq_lengths=four, query_seq_lengths=jnp.array([2]))
+    np.testing.assert_allclose(visible_means(attend, 6, 6, key_value_seq_lengths=four), [2.5] * 6, rtol=1e-6)
+    both = visible_means(attend, 6, 6, key_value_seq_lengths=four, query_seq_lengths=jnp.array([2]))
     np.testing.assert_allclose(both, [2.5, 2.5, 0, 0, 0, 0], rtol=1e-6)
 
 
 def test_a_padded_example_is_the_example_alone(attend):
     """Three examples of three queries and three keys, so that an axis taken for another fits, and shows."""
-    query, key, value = (jnp.concatenate([x, x[:1] + 1]) for x in arrays(T=3, S=3))
+    query, key, value = (jnp.concatenate([x, x[:1] + 1]) for x in make_qkv(T=3, S=3))
     lengths = [0, 1, 3]
     rows = attend(query, key, value, key_value_seq_lengths=jnp.array(lengths))
     for b, length in enumerate(lengths):
@@ -224,9 +224,9 @@ def test_a_padded_example_is_the_example_alone(attend):
 
 
 def test_a_neighbour_of_length_zero_changes_nothing(attend):
-    query, key, value = arrays()
-    (output, *_), gradients = run(attend, query, key, value, key_value_seq_lengths=jnp.array([S - 1, 0]))
-    (alone, *_), expected = run(attend, query[:1], key[:1], value[:1], key_value_seq_lengths=jnp.array([S - 1]))
+    query, key, value = make_qkv()
+    (output, *_), gradients = run_with_gradients(attend, query, key, value, key_value_seq_lengths=jnp.array([S - 1, 0]))
+    (alone, *_), expected = run_with_gradients(attend, query[:1], key[:1], value[:1], key_value_seq_lengths=jnp.array([S - 1]))
     same(output[:1], alone)
     same(jax.tree.map(lambda x: x[:1], gradients), expected)
 
@@ -235,7 +235,7 @@ def test_a_neighbour_of_length_zero_changes_nothing(attend):
 def test_masks_of_every_broadcast_are_their_full_array(attend, shape):
     mask = jnp.asarray(np.random.default_rng(2).random(shape) < 0.6)
     full = jnp.broadcast_to(mask, (B, N, T, S))
-    same(run(attend, *arrays(), mask=mask), run(attend, *arrays(), mask=full))
+    same(run_with_gradients(attend, *make_qkv(), mask=mask), run_with_gradients(attend, *make_qkv(), mask=full))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_masks_of_every_broadcast_are_their_full_array(attend, shape):
 )
 def test_the_gradient_of_a_small_bias_is_the_sum_of_the_full_one(attend, shape, mapped):
     bias = jnp.asarray(np.random.default_rng(3).normal(size=shape), jnp.float32)
-    once = lambda bias: run(attend, *arrays(), bias, is_causal=True)
+    once = lambda bias: run_with_gradients(attend, *make_qkv(), bias, is_causal=True)
     small, full = bias, jnp.broadcast_to(bias, (B, N, T, S))
     if mapped:
         (results, gradients), (expected, whole) = (jax.vmap(once)(x[None]) for x in (small, full))
@@ -258,12 +258,12 @@ def test_the_gradient_of_a_small_bias_is_the_sum_of_the_full_one(attend, shape, 
 
 @pytest.mark.parametrize('dtype, x64', [('float16', False), ('bfloat16', True)])
 def test_causality_and_padding_together_are_one_mask(attend, dtype, x64):
-    query, key, value = (x.astype(dtype) for x in arrays(T=S))
+    query, key, value = (x.astype(dtype) for x in make_qkv(T=S))
     padding = jnp.array([[0, 1, 1, 1, 1]], bool)[:, None, None, :]
     low = jnp.full((1, 1, 1, S), -20, dtype)
     with jax.enable_x64(x64):
-        both = run(attend, query, key, value, low, mask=padding, is_causal=True)
-        one = run(attend, query, key, value, low, mask=padding & jnp.tri(S, dtype=bool)[None, None])
+        both = run_with_gradients(attend, query, key, value, low, mask=padding, is_causal=True)
+        one = run_with_gradients(attend, query, key, value, low, mask=padding & jnp.tri(S, dtype=bool)[None, None])
     same(both, one)
     assert both[0][0].dtype == dtype and jnp.all(both[0][0][:, 0] == 0)
 
@@ -272,33 +272,33 @@ def test_nothing_on_the_way_is_not_finite(attend):
     """Step by step, so that JAX looks at what every operation gives: rows of all, some and no keys, a low bias."""
     low = jnp.full((1, 1, 1, S), jnp.finfo('float32').min / 2)
     with jax.debug_nans(True), jax.debug_infs(True):
-        slopes(None, *arrays(), low, attend=attend.args[0], key_value_seq_lengths=jnp.array([3, 0]), is_causal=True)
+        run_with_gradients_eagerly(None, *make_qkv(), low, attend=attend.args[0], key_value_seq_lengths=jnp.array([3, 0]), is_causal=True)
 
 
 def test_a_window_is_keys_before_and_after_beside_the_query_itself(attend):
-    window = lambda size, T=5, **kwargs: means(attend, T, 5, local_window_size=size, **kwargs)
+    window = lambda size, T=5, **kwargs: visible_means(attend, T, 5, local_window_size=size, **kwargs)
     np.testing.assert_allclose(window((1, 0)), [1, 1.5, 2.5, 3.5, 4.5], rtol=1e-6)
     np.testing.assert_allclose(window(1), [1.5, 2, 3, 4, 4.5], rtol=1e-6)
     np.testing.assert_allclose(window((0, 0)), [1, 2, 3, 4, 5], rtol=1e-6)
-    np.testing.assert_allclose(window((5, 0)), means(attend, 5, 5, is_causal=True), rtol=1e-6)
+    np.testing.assert_allclose(window((5, 0)), visible_means(attend, 5, 5, is_causal=True), rtol=1e-6)
     np.testing.assert_allclose(window(1, is_causal=True), window((1, 0)), rtol=1e-6)
     np.testing.assert_allclose(window((1, 0), key_value_seq_lengths=jnp.array([2])), [1, 1.5, 2, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(window((1, 0), T=1, query_positions=jnp.array([[3]])), [3.5], rtol=1e-6)
 
 
 def test_packed_segments_are_each_alone(attend):
-    query, key, value = arrays(T=S)
+    query, key, value = make_qkv(T=S)
     ids = jnp.array([[0, 0, 1, 1, 9]])
     kwargs = {'query_segment_ids': ids, 'key_segment_ids': ids, 'is_causal': True}
     second = np.zeros((1, S, 1, 1))
     second[:, 2:4] = 1
-    (output, *_), gradients = run(attend, query, key, value, weigh=jnp.asarray(second, jnp.float32), **kwargs)
+    (output, *_), gradients = run_with_gradients(attend, query, key, value, weigh=jnp.asarray(second, jnp.float32), **kwargs)
     for part in (slice(0, 2), slice(2, 4)):
         alone = attend(query[:, part], key[:, part], value[:, part], is_causal=True)
         np.testing.assert_allclose(output[:, part], alone, atol=3e-7)
     for gradient in gradients:
         assert jnp.all(gradient[:, :2] == 0) and jnp.all(gradient[:, 4] == 0) and jnp.any(gradient[:, 2:4] != 0)
-    (other, *_), _ = run(attend, *(x.at[:, 0].add(1) for x in (query, key, value)), **kwargs)
+    (other, *_), _ = run_with_gradients(attend, *(x.at[:, 0].add(1) for x in (query, key, value)), **kwargs)
     same(other[:, 2:], output[:, 2:])
     assert jnp.any(other[:, :2] != output[:, :2])
 
@@ -315,8 +315,8 @@ def test_heads_share_keys_in_groups(attend, heads):
 
 
 def test_gradients_of_shared_heads_are_the_sums_over_their_groups(attend):
-    query, key, value = arrays()
-    _, (_, dk, dv) = run(attend, query, key, value, is_causal=True)
-    _, (_, *each) = run(attend, query, *(jnp.repeat(x, N // K, axis=2) for x in (key, value)), is_causal=True)
+    query, key, value = make_qkv()
+    _, (_, dk, dv) = run_with_gradients(attend, query, key, value, is_causal=True)
+    _, (_, *each) = run_with_gradients(attend, query, *(jnp.repeat(x, N // K, axis=2) for x in (key, value)), is_causal=True)
     for few, many in zip((dk, dv), each, strict=True):
         np.testing.assert_allclose(few, many.reshape(B, S, K, N // K, H).sum(3), atol=1e-5)

@@ -21,15 +21,15 @@ from attnlab.kernels.masks import (
     window_mask,
 )  # fmt: skip
 from tests.kernels import oracle
-from tests.kernels.combinations import fill, small
+from tests.kernels.combinations import make_arguments, small_combination
 from tests.quick import QUICK
 
 
 @pytest.mark.parametrize('seed', range(60))
 def test_every_rule_given_must_allow(seed):
-    combined = small(seed, additive=True)
-    (B, T, S, N, *_), (_, kwargs, _) = combined.sizes, fill(combined)
-    expected = [oracle.visible(*index, **kwargs) for index in np.ndindex(B, N, T, S)]
+    combined = small_combination(seed, additive=True)
+    (B, T, S, N, *_), (_, kwargs, _) = combined.sizes, make_arguments(combined)
+    expected = [oracle.is_visible(*index, **kwargs) for index in np.ndindex(B, N, T, S)]
     window = kwargs.pop('local_window_size', None)
     window = (window, window) if isinstance(window, int) else window
     given = {name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in kwargs.items()}

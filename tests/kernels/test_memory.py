@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from attnlab import dot_product_attention
-from tests.kernels.programs import OPTIONS, N, values
+from tests.kernels.programs import N, OPTIONS, abstract_values
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 H = 16
@@ -33,7 +33,7 @@ def gradient(implementation, T, options):
 
 def largest(function, args) -> int:
     """Elements of the largest value."""
-    return max(value.size for value in values(jax.make_jaxpr(function)(*args).jaxpr) if hasattr(value, 'size'))
+    return max(value.size for value in abstract_values(jax.make_jaxpr(function)(*args).jaxpr) if hasattr(value, 'size'))
 
 
 def temporaries(function, args) -> int:

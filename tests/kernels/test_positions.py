@@ -12,13 +12,13 @@ from attnlab.kernels.positions import (
     sinusoidal_encoding,
     sinusoidal_encoding_2d,
 )
-from tests.kernels.calls import compiled, same
+from tests.kernels.calls import run_compiled, same
 
 EPS = float(np.finfo(np.float32).eps)
 
 
 def codes(positions, width, **kwargs):
-    return compiled(sinusoidal_encoding, jnp.asarray(positions), width=width, **kwargs)
+    return run_compiled(sinusoidal_encoding, jnp.asarray(positions), width=width, **kwargs)
 
 
 def formula(position, width, base=10000.0):
@@ -79,7 +79,7 @@ def test_no_columns_and_no_numbers_are_refused(as_used, positions, width, messag
 
 
 def grid(rows, columns, width):
-    return np.asarray(compiled(sinusoidal_encoding_2d, rows=rows, columns=columns, width=width)).reshape(
+    return np.asarray(run_compiled(sinusoidal_encoding_2d, rows=rows, columns=columns, width=width)).reshape(
         rows, columns, width
     )
 
@@ -159,7 +159,7 @@ def test_buckets_are_those_of_t5(buckets, max_distance, bidirectional):
     queries = np.array([0, 3, -2, 511])
     keys = np.concatenate([np.arange(-300, 300), [-(10**6), 10**6]])
     kwargs = {'buckets': buckets, 'max_distance': max_distance, 'bidirectional': bidirectional}
-    got = compiled(relative_position_buckets, jnp.asarray(queries), jnp.asarray(keys), **kwargs)
+    got = run_compiled(relative_position_buckets, jnp.asarray(queries), jnp.asarray(keys), **kwargs)
     np.testing.assert_array_equal(got, buckets_of_t5(queries, keys, **kwargs))
     empty = {buckets // 2} if bidirectional else set()  # of distance 0 after the query
     assert got.dtype == jnp.int32 and set(np.unique(got).tolist()) == set(range(buckets)) - empty
@@ -168,19 +168,19 @@ def test_buckets_are_those_of_t5(buckets, max_distance, bidirectional):
 def test_the_bounds_of_the_default_buckets():
     """8 * 16^(k / 8) and 16 * 8^(k / 16), rounded up; those that are powers of two need no luck with logarithms."""
     zero, before = jnp.zeros(1, int), -jnp.array([0, 7, 8, 11, 12, 15, 16, 22, 23, 31, 32, 63, 64, 90, 91, 4000])
-    both = compiled(relative_position_buckets, zero, before, bidirectional=True)
+    both = run_compiled(relative_position_buckets, zero, before, bidirectional=True)
     assert both[0].tolist() == [0, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 13, 14, 14, 15, 15]
     before = -jnp.array([0, 15, 16, 18, 19, 112, 113, 128, 4000, -1, -99])
-    causal = compiled(relative_position_buckets, zero, before, bidirectional=False)
+    causal = run_compiled(relative_position_buckets, zero, before, bidirectional=False)
     assert causal[0].tolist() == [0, 15, 16, 16, 17, 30, 31, 31, 31, 0, 0]
 
 
 def test_batches_have_positions_of_their_own():
     queries, keys = jnp.array([[0, 5], [7, 7]]), jnp.array([[0, 1, 2], [3, 9, -4]])
-    got = compiled(relative_position_buckets, queries, keys, bidirectional=True)
+    got = run_compiled(relative_position_buckets, queries, keys, bidirectional=True)
     for row in range(2):
-        same(got[row], compiled(relative_position_buckets, queries[row], keys[row], bidirectional=True))
-    assert compiled(relative_position_buckets, jnp.zeros(0, int), keys[0], bidirectional=False).shape == (0, 3)
+        same(got[row], run_compiled(relative_position_buckets, queries[row], keys[row], bidirectional=True))
+    assert run_compiled(relative_position_buckets, jnp.zeros(0, int), keys[0], bidirectional=False).shape == (0, 3)
 
 
 @pytest.mark.parametrize(('kwargs', 'message'), [

@@ -17,8 +17,8 @@ from attnlab.kernels.call import AttentionCall
 from attnlab.kernels.implementations import implementations_by_speed
 from attnlab.kernels.masks import Mask
 from tests.kernels import calls, oracle
-from tests.kernels.combinations import spoil
-from tests.kernels.programs import OPTIONS, programs, values
+from tests.kernels.combinations import poison_masked_entries
+from tests.kernels.programs import OPTIONS, abstract_values, inner_jaxprs
 from tests.quick import QUICK
 
 B, T, N, K, H = 2, 32, 4, 2, 3
@@ -38,7 +38,7 @@ def mesh_of(shape):
 def drawn(T=T, S=T, seed=0, **more):
     """The oracle's arrays, and a cotangent."""
     random = np.random.default_rng(seed)
-    return calls.drawn((B, T, S, N, K, H, H + 1), random, **more), random.normal(size=(B, T, N, H + 1))
+    return calls.random_arrays((B, T, S, N, K, H, H + 1), random, **more), random.normal(size=(B, T, N, H + 1))
 
 
 IDS = np.sort(np.random.default_rng(3).integers(0, 4, (B, T)))
@@ -84,10 +84,10 @@ def judged(case, dtype='float32'):
     arrays, cotangent = drawn(**more)
     kwargs = dict(kwargs)
     rate = kwargs.pop('dropout_rate', 0.0)
-    given, cotangent = calls.rounded(spoil(arrays, kwargs), dtype), jnp.asarray(cotangent, dtype)
-    arrays = calls.rounded(arrays, dtype)
+    given, cotangent = calls.cast_arrays(poison_masked_entries(arrays, kwargs), dtype), jnp.asarray(cotangent, dtype)
+    arrays = calls.cast_arrays(arrays, dtype)
     shape = B, N, T, arrays['key'].shape[1]
-    factor = oracle.dropout(dropout.dropout_seed(jax.random.key(7)), rate, shape) if rate else None
+    factor = oracle.dropout_factors(dropout.dropout_seed(jax.random.key(7)), rate, shape) if rate else None
     result = oracle.attention(**arrays, **kwargs, factor=factor, cotangent=cotangent)
     empty = np.all(result.weights == 0.0, axis=-1).swapaxes(1, 2)[..., None]
     cotangent = jnp.where(empty, jnp.nan, cotangent)
@@ -96,8 +96,8 @@ def judged(case, dtype='float32'):
 
 def program(kwargs, **options):
     """Of arrays, those of kwargs that are arrays, which come back beside it, and cotangent."""
-    moving, fixed = calls.split(kwargs)
-    return jax.jit(functools.partial(calls.graded, **fixed, return_residual=True), **options), moving
+    moving, fixed = calls.split_arrays(kwargs)
+    return jax.jit(functools.partial(calls.attention_with_gradients, **fixed, return_residual=True), **options), moving
 
 
 @pytest.mark.parametrize('name, case', [
@@ -108,7 +108,7 @@ def test_equals_the_formula_forward_and_backward(name, case):
     given, kwargs, cotangent, result = judged(case)
     with jax.set_mesh(mesh_of(MESHES[name][0])):
         function, moving = program(kwargs | {'implementation': 'ring', 'block_sizes': (4, 2)}, compiler_options=QUICK)
-        oracle.hold(*function(given, moving, cotangent), result, given)
+        oracle.check_results(*function(given, moving, cotangent), result, given)
 
 
 def test_sums_over_the_devices_are_wide():
@@ -117,7 +117,7 @@ def test_sums_over_the_devices_are_wide():
     with jax.set_mesh(mesh_of({'sequence': 4})):
         function, moving = program(kwargs, compiler_options=QUICK)
         made = function(given, moving, cotangent)
-    oracle.hold(*made, result, given)
+    oracle.check_results(*made, result, given)
     for gradient, exact in [(made[3][name], result.gradients[name]) for name in given]:
         off = np.abs(np.asarray(gradient, np.float64) - exact)
         assert np.all(off <= 2**-8 * np.abs(exact) + 1e-5 * np.abs(exact).max())
@@ -134,14 +134,14 @@ def test_divided_arrays_stay_divided_and_only_go_round(case, sizes):
         sent = re.findall(r'(all-\w+|reduce-scatter|collective-\w+|ragged-\w+)(?:-start)?\(', compiled.as_text())
         made = compiled(given, {}, cotangent)
     assert set(sent) == {'collective-permute'}
-    oracle.hold(*made, result, given)
+    oracle.check_results(*made, result, given)
     assert all(x.sharding.is_equivalent_to(divided, x.ndim) for x in (made[0], *made[3].values()))
 
 
 def on_each(jaxpr):
     """The programs that run on each device."""
     for equation in jaxpr.eqns:
-        for inner in programs(equation):
+        for inner in inner_jaxprs(equation):
             yield from [inner] if equation.primitive.name == 'shard_map' else on_each(inner)
 
 
@@ -151,7 +151,7 @@ def held(size, T, kwargs):
     with jax.sharding.use_abstract_mesh(AbstractMesh((size,), ('sequence',), axis_types=(AxisType.Auto,))):
         function, moving = program(kwargs | {'block_sizes': (64, 64)})
         program_of_all = jax.make_jaxpr(function)(arrays, moving, arrays['query']).jaxpr
-    sizes = [max(x.size for x in values(part) if hasattr(x, 'size')) for part in on_each(program_of_all)]
+    sizes = [max(x.size for x in abstract_values(part) if hasattr(x, 'size')) for part in on_each(program_of_all)]
     assert len(sizes) == 2
     return np.array(sizes)
 

@@ -15,18 +15,18 @@ from attnlab.kernels.rotary import (
     rotary_encoding_2d,
     rotary_frequencies,
 )
-from tests.kernels.calls import compiled, same
+from tests.kernels.calls import run_compiled, same
 
 EPS = float(np.finfo(np.float32).eps)
 LAYOUTS = 'half', 'interleaved'
 
 
 def turn(x, positions, **kwargs):
-    return compiled(rotary_encoding, jnp.asarray(x), jnp.asarray(positions), **kwargs)
+    return run_compiled(rotary_encoding, jnp.asarray(x), jnp.asarray(positions), **kwargs)
 
 
 def turn_2d(x, rows, columns, **kwargs):
-    return compiled(rotary_encoding_2d, x, rows=rows, columns=columns, **kwargs)
+    return run_compiled(rotary_encoding_2d, x, rows=rows, columns=columns, **kwargs)
 
 
 def draw(*shape, seed=0):
@@ -122,7 +122,7 @@ def test_the_gradient_is_the_turn_back():
 
 def test_it_maps_over_a_batch():
     x, positions = jnp.asarray(draw(2, 3, 2, 6)), jnp.array([[0, 1, 2], [7, 8, 9]])
-    same(compiled(jax.vmap(rotary_encoding), x, positions), turn(x, positions))
+    same(run_compiled(jax.vmap(rotary_encoding), x, positions), turn(x, positions))
 
 
 @pytest.mark.parametrize('shape', [(0, 3, 2, 4), (2, 0, 2, 4), (2, 3, 0, 4), (2, 3, 2, 0)])

@@ -16,7 +16,7 @@ from attnlab.kernels.routing import (
     route_tokens,
     sort_into_blocks,
 )
-from tests.kernels.calls import compiled, finite, same
+from tests.kernels.calls import finite, run_compiled, same
 from tests.kernels.oracle import near
 from tests.quick import QUICK
 
@@ -54,7 +54,7 @@ def judged(logits, active, mask, limits, order='choice', renormalised=True):
 
 
 def checked(logits, active, mask, limits, capacity, **kwargs):
-    have = compiled(route_tokens, logits, active=active, mask=mask, capacity=capacity, **kwargs)
+    have = run_compiled(route_tokens, logits, active=active, mask=mask, capacity=capacity, **kwargs)
     where = np.ones(logits.shape[:2], bool) if mask is None else np.asarray(mask)
     want = judged(logits, active, where, limits, **kwargs)
     # Whatever the experts of padding are, it is not kept.
@@ -70,7 +70,7 @@ def checked(logits, active, mask, limits, capacity, **kwargs):
 def routed(logits, active, capacity=99):
     """On the host, by one program for all capacities."""
     limits = jnp.asarray(np.full(len(logits), capacity))
-    return host(compiled(route_tokens, jnp.asarray(logits, jnp.float32), active=active, capacity=limits))
+    return host(run_compiled(route_tokens, jnp.asarray(logits, jnp.float32), active=active, capacity=limits))
 
 
 def host(tree):
@@ -104,7 +104,7 @@ def test_every_token_goes_where_the_documentation_says(order):
 def test_who_keeps_a_place():
     """Tokens 0, 1 want expert 0 second, token 2 first: by choices token 2 comes first of them, by tokens last."""
     logits = jnp.asarray([[[1.0, 2, 0], [1, 2, 0], [2, 1, 0]]])
-    kept = lambda order: compiled(route_tokens, logits, active=2, capacity=2, order=order).kept[0].tolist()
+    kept = lambda order: run_compiled(route_tokens, logits, active=2, capacity=2, order=order).kept[0].tolist()
     assert kept('choice') == [[True, True], [True, False], [True, False]]
     assert kept('token') == [[True, True], [True, True], [False, False]]
 
@@ -142,7 +142,7 @@ def test_the_gradients_of_losses_and_weights():
         _, weights, _, balance, z, _ = judged(logits, A, np.asarray(MASK), [2] * B)
         return np.sum(weights * by) + balance + 0.5 * z
 
-    slopes = np.asarray(compiled(jax.grad(loss), LOGITS, mask=MASK, limits=jnp.array([2] * B)))
+    slopes = np.asarray(run_compiled(jax.grad(loss), LOGITS, mask=MASK, limits=jnp.array([2] * B)))
     base, step = np.asarray(LOGITS, np.float64), 1e-6
     for at in np.ndindex(B, T, E):
         move = np.zeros_like(base)
@@ -162,7 +162,7 @@ def test_ties_go_to_the_lowest_expert():
 def test_close_logits_are_told_apart():
     """Case 32: softmax in bfloat16 ties and takes expert 0; and in float32 those one bit apart."""
     for logits in (jnp.array([0, 0.002], jnp.bfloat16), jnp.array([1.0, 1.0 + 2**-23])):
-        routing = compiled(route_tokens, logits[None, None], active=1, renormalised=False)
+        routing = run_compiled(route_tokens, logits[None, None], active=1, renormalised=False)
         assert routing.experts.item() == 1 and routing.weights.dtype == jnp.float32
 
 
@@ -192,7 +192,7 @@ def test_padding_never_matters():
     where = np.array([0, 2, 3, 5, 6, 8])
     wide, mask = np.full((B, 9, E), np.nan, 'float32'), np.zeros((B, 9), bool)
     wide[:, where], mask[:, where] = LOGITS, True
-    padded = host(compiled(route_tokens, jnp.asarray(wide), active=A, mask=jnp.asarray(mask), capacity=2))
+    padded = host(run_compiled(route_tokens, jnp.asarray(wide), active=A, mask=jnp.asarray(mask), capacity=2))
     plain = routed(LOGITS, A, 2)
     for name in ('experts', 'weights', 'kept'):
         same(getattr(padded, name)[:, where], getattr(plain, name))
@@ -212,7 +212,7 @@ def test_rows_do_not_compete():
 def test_no_tokens():
     """All padding, no row, no token: losses are zero, and nothing is NaN."""
     for shape, mask in (((B, T, E), jnp.zeros((B, T), bool)), ((0, T, E), None), ((B, 0, E), None)):
-        routing = host(compiled(route_tokens, jnp.zeros(shape), active=A, mask=mask, capacity=1))
+        routing = host(run_compiled(route_tokens, jnp.zeros(shape), active=A, mask=mask, capacity=1))
         assert finite(routing[1:]) and routing.load_balance == routing.z == routing.dropped == 0
         assert routing.weights.shape == (*shape[:2], A) and not np.any(routing.kept)
 
@@ -262,7 +262,7 @@ def drawn(M, experts=4, dtype='float32'):
 def test_products_and_their_gradients_are_those_of_a_loop(size):
     """Of whole numbers, so exactly; rows of nobody give zero and get no gradient."""
     rows, kernel, by = drawn(len(GROUPS))
-    output, slopes = compiled(sloped, rows, kernel, GROUPS, by, size=size)
+    output, slopes = run_compiled(sloped, rows, kernel, GROUPS, by, size=size)
     want, to_rows, to_kernel = np.zeros_like(by), np.zeros_like(rows), np.zeros_like(kernel)
     for i, e in enumerate(np.asarray(GROUPS)):
         if e < 4:
@@ -277,14 +277,14 @@ def test_products_under_vmap_and_remat():
     rows, kernel, by = drawn(len(GROUPS))
     run = functools.partial(sloped, size=2)
     both = jnp.stack([GROUPS, (GROUPS + 1) % 5])
-    each = [compiled(sloped, rows, kernel, groups, by, size=2) for groups in both]
-    together = compiled(jax.vmap(jax.checkpoint(run), (None, None, 0, None)), rows, kernel, both, by)
+    each = [run_compiled(sloped, rows, kernel, groups, by, size=2) for groups in both]
+    together = run_compiled(jax.vmap(jax.checkpoint(run), (None, None, 0, None)), rows, kernel, both, by)
     same(host(together), jax.tree.map(lambda *x: np.stack(x), *each))
 
 
 def test_a_row_that_is_not_a_number_spoils_no_other():
     rows, kernel, _ = drawn(len(GROUPS))
-    run = lambda rows: compiled(multiplied, rows, kernel, GROUPS, size=8)
+    run = lambda rows: run_compiled(multiplied, rows, kernel, GROUPS, size=8)
     third = np.arange(len(GROUPS)) == 3
     bad = jnp.asarray(np.where(third[:, None], np.float32(np.nan), rows))
     spoilt, plain = host((run(bad), run(rows)))
@@ -296,7 +296,7 @@ def test_gradients_of_low_precision_are_summed_in_float32():
     """A running sum of ones in bfloat16 stalls at 256."""
     ones = jnp.ones((1024, 1), jnp.bfloat16)
     loss = lambda kernel: jnp.sum(multiplied(ones, kernel, jnp.zeros(1024, int), 1).astype(jnp.float32))
-    slope = compiled(jax.grad(loss), jnp.ones((2, 1, 1), jnp.bfloat16))
+    slope = run_compiled(jax.grad(loss), jnp.ones((2, 1, 1), jnp.bfloat16))
     assert slope.dtype == jnp.bfloat16 and slope.tolist() == [[[1024.0]], [[0.0]]]
 
 
@@ -304,7 +304,7 @@ def test_blocks_hold_all_rows_and_few_more():
     for M in (0, 5, 40):
         for groups in (np.zeros(M, int), np.arange(M) % 4, np.full(M, 4)):
             places = jax.tree.map(
-                np.asarray, compiled(sort_into_blocks, jnp.asarray(groups, jnp.int32), experts=4, size=8)
+                np.asarray, run_compiled(sort_into_blocks, jnp.asarray(groups, jnp.int32), experts=4, size=8)
             )
             counts = np.bincount(groups, minlength=5)[:4]
             assert places.used == sum(math.ceil(count / 8) for count in counts) <= len(places.experts)
@@ -316,7 +316,7 @@ def test_blocks_hold_all_rows_and_few_more():
 
 def test_no_rows():
     rows, kernel, by = drawn(0)
-    output, slopes = compiled(sloped, rows, kernel, jnp.zeros(0, int), by, size=8)
+    output, slopes = run_compiled(sloped, rows, kernel, jnp.zeros(0, int), by, size=8)
     assert output.shape == (0, F)
     same(slopes, (rows, jnp.zeros_like(kernel)))
 

@@ -29,7 +29,7 @@ def both(kwargs):
     """The rules as the package takes them, and the pairs [B, T, S] as the oracle sees them."""
     arrays = {name: jnp.asarray(x) for name, x in kwargs.items() if isinstance(x, np.ndarray)}
     rules = Mask(window=kwargs.get('local_window_size'), is_causal=kwargs.get('is_causal', False), **arrays)
-    return rules, np.stack([oracle.visible(b, 0, *np.ogrid[:T, :S], **kwargs) for b in range(B)])
+    return rules, np.stack([oracle.is_visible(b, 0, *np.ogrid[:T, :S], **kwargs) for b in range(B)])
 
 
 @pytest.mark.parametrize('kwargs', RULES.values(), ids=RULES)

@@ -14,7 +14,7 @@ from attnlab.kernels.call import AttentionCall
 from attnlab.kernels.implementations import implementations_by_speed
 from attnlab.kernels.masks import Mask
 from tests.kernels import fused
-from tests.kernels.fused import B, N, forward, gradient, hold, inputs, shapes
+from tests.kernels.fused import B, N, array_shapes, attention_of, check_against_oracle, gradient_of, random_inputs
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ CASES = {
 def judged(name):
     T, S, dtype, kwargs = CASES[name]
     more = {'sinks': (N,)} if 'sinks' in name else {}
-    return hold('splash', inputs(T, S, **more), kwargs, dtype, wide=('sinks',))
+    return check_against_oracle('splash', random_inputs(T, S, **more), kwargs, dtype, wide=('sinks',))
 
 
 @pytest.mark.parametrize('name', CASES)
@@ -142,20 +142,20 @@ PROGRAMS = {
 @pytest.mark.parametrize('kwargs', PROGRAMS.values(), ids=PROGRAMS)
 def test_the_kernel_is_there_and_nothing_has_the_size_of_the_matrix(tpu, kwargs, dtype):
     T, S = 800, 1400  # two blocks of 512, three
-    attend = forward('splash', **kwargs)
-    for function, count in ((attend, 1), (gradient(attend), 3)):
-        program = fused.program(function, 'tpu', *shapes(T, S, dtype))
-        assert fused.calls(program) == ['tpu_custom_call'] * count
-        assert (B, N, 1024, 128) in fused.sizes(program)
-        assert not [shape for shape in fused.sizes(program) if {*shape} & {T, 1024} and {*shape} & {S, 1536}]
+    attend = attention_of('splash', **kwargs)
+    for function, count in ((attend, 1), (gradient_of(attend), 3)):
+        program = fused.exported_program(function, 'tpu', *array_shapes(T, S, dtype))
+        assert fused.custom_calls(program) == ['tpu_custom_call'] * count
+        assert (B, N, 1024, 128) in fused.value_shapes(program)
+        assert not [shape for shape in fused.value_shapes(program) if {*shape} & {T, 1024} and {*shape} & {S, 1536}]
 
 
 def test_it_composes_with_maps_and_remat(tpu):
-    attend = forward('splash', is_causal=True, key_value_seq_lengths=jnp.array([100, 9]))
-    query, key, value = shapes(100, 100, 'bfloat16')
+    attend = attention_of('splash', is_causal=True, key_value_seq_lengths=jnp.array([100, 9]))
+    query, key, value = array_shapes(100, 100, 'bfloat16')
     query = jax.ShapeDtypeStruct((3, *query.shape), query.dtype)
-    program = fused.program(jax.vmap(gradient(jax.checkpoint(attend)), (0, None, None)), 'tpu', query, key, value)
-    assert set(fused.calls(program)) == {'tpu_custom_call'}
+    program = fused.exported_program(jax.vmap(gradient_of(jax.checkpoint(attend)), (0, None, None)), 'tpu', query, key, value)
+    assert set(fused.custom_calls(program)) == {'tpu_custom_call'}
 
 
 # The device
@@ -172,6 +172,6 @@ def test_a_tpu_gives_what_the_formula_says(name):
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('kwargs', [{}, {'is_causal': True}, {'local_window_size': (100, 3)}], ids=str)
 def test_a_tpu_agrees_with_dense(kwargs, dtype):
-    arrays = [jnp.asarray(x, dtype) for x in inputs(1024, 800).values()]
+    arrays = [jnp.asarray(x, dtype) for x in random_inputs(1024, 800).values()]
     agree = lambda a, b: np.testing.assert_allclose(*(np.asarray(x, 'float32') for x in (a, b)), atol=0.03, rtol=0.03)
-    jax.tree.map(agree, *(jax.jit(gradient(forward(name, **kwargs)))(*arrays) for name in ('splash', 'dense')))
+    jax.tree.map(agree, *(jax.jit(gradient_of(attention_of(name, **kwargs)))(*arrays) for name in ('splash', 'dense')))
