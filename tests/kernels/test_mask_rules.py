@@ -12,7 +12,20 @@ import pytest
 
 from attnlab import dot_product_attention
 from tests.kernels import oracle
-from tests.kernels.calls import B, H, K, N, S, T, finite, make_qkv, run_with_gradients, run_with_gradients_eagerly, same, visible_means
+from tests.kernels.calls import (
+    B,
+    H,
+    K,
+    N,
+    S,
+    T,
+    finite,
+    make_qkv,
+    run_with_gradients,
+    run_with_gradients_eagerly,
+    same,
+    visible_means,
+)
 from tests.quick import QUICK
 
 NAN, INF = float('nan'), float('inf')
@@ -55,7 +68,9 @@ def test_a_bias_of_minus_infinity_rules_out_as_a_mask_does(attend):
     seen = np.tri(T, S, -1, dtype=bool)[None, None]  # row 0 sees nothing
     bias = jnp.where(seen, 0.0, -INF)
     results, gradients = run_with_gradients(attend, *make_qkv(), bias, quick=False)
-    masked, expected = run_with_gradients(attend, *make_qkv(), jnp.zeros((1, 1, T, S)), mask=jnp.asarray(seen), quick=False)
+    masked, expected = run_with_gradients(
+        attend, *make_qkv(), jnp.zeros((1, 1, T, S)), mask=jnp.asarray(seen), quick=False
+    )
     # Two programs: jax 0.12 rounds the last bit otherwise.
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=3e-6, atol=3e-7)
     jax.tree.map(close, (results, gradients), (masked, expected))
@@ -226,7 +241,9 @@ def test_a_padded_example_is_the_example_alone(attend):
 def test_a_neighbour_of_length_zero_changes_nothing(attend):
     query, key, value = make_qkv()
     (output, *_), gradients = run_with_gradients(attend, query, key, value, key_value_seq_lengths=jnp.array([S - 1, 0]))
-    (alone, *_), expected = run_with_gradients(attend, query[:1], key[:1], value[:1], key_value_seq_lengths=jnp.array([S - 1]))
+    (alone, *_), expected = run_with_gradients(
+        attend, query[:1], key[:1], value[:1], key_value_seq_lengths=jnp.array([S - 1])
+    )
     same(output[:1], alone)
     same(jax.tree.map(lambda x: x[:1], gradients), expected)
 
@@ -272,7 +289,9 @@ def test_nothing_on_the_way_is_not_finite(attend):
     """Step by step, so that JAX looks at what every operation gives: rows of all, some and no keys, a low bias."""
     low = jnp.full((1, 1, 1, S), jnp.finfo('float32').min / 2)
     with jax.debug_nans(True), jax.debug_infs(True):
-        run_with_gradients_eagerly(None, *make_qkv(), low, attend=attend.args[0], key_value_seq_lengths=jnp.array([3, 0]), is_causal=True)
+        run_with_gradients_eagerly(
+            None, *make_qkv(), low, attend=attend.args[0], key_value_seq_lengths=jnp.array([3, 0]), is_causal=True
+        )
 
 
 def test_a_window_is_keys_before_and_after_beside_the_query_itself(attend):
@@ -292,7 +311,9 @@ def test_packed_segments_are_each_alone(attend):
     kwargs = {'query_segment_ids': ids, 'key_segment_ids': ids, 'is_causal': True}
     second = np.zeros((1, S, 1, 1))
     second[:, 2:4] = 1
-    (output, *_), gradients = run_with_gradients(attend, query, key, value, weigh=jnp.asarray(second, jnp.float32), **kwargs)
+    (output, *_), gradients = run_with_gradients(
+        attend, query, key, value, weigh=jnp.asarray(second, jnp.float32), **kwargs
+    )
     for part in (slice(0, 2), slice(2, 4)):
         alone = attend(query[:, part], key[:, part], value[:, part], is_causal=True)
         np.testing.assert_allclose(output[:, part], alone, atol=3e-7)
@@ -317,6 +338,8 @@ def test_heads_share_keys_in_groups(attend, heads):
 def test_gradients_of_shared_heads_are_the_sums_over_their_groups(attend):
     query, key, value = make_qkv()
     _, (_, dk, dv) = run_with_gradients(attend, query, key, value, is_causal=True)
-    _, (_, *each) = run_with_gradients(attend, query, *(jnp.repeat(x, N // K, axis=2) for x in (key, value)), is_causal=True)
+    _, (_, *each) = run_with_gradients(
+        attend, query, *(jnp.repeat(x, N // K, axis=2) for x in (key, value)), is_causal=True
+    )
     for few, many in zip((dk, dv), each, strict=True):
         np.testing.assert_allclose(few, many.reshape(B, S, K, N // K, H).sum(3), atol=1e-5)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from attnlab import dot_product_attention
-from tests.kernels.programs import N, OPTIONS, abstract_values
+from tests.kernels.programs import OPTIONS, N, abstract_values
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 H = 16

@@ -324,7 +324,7 @@ def test_no_rows():
 def test_integers_and_lists_of_numpy_and_python_are_served_alike(as_used):
     """Capacity 2 for all rows, and one for each row."""
     of = lambda active, capacity: jax.jit(
-        lambda: (route_tokens(LOGITS, active, MASK, capacity=capacity).kept), compiler_options=QUICK
+        lambda: route_tokens(LOGITS, active, MASK, capacity=capacity).kept, compiler_options=QUICK
     )()
     expected = judged(LOGITS, 2, MASK, [2, 2, 2])[2], judged(LOGITS, 2, MASK, [2, 0, 1])[2]
     np.testing.assert_array_equal(of(np.int64(2), np.int64(2)), expected[0])

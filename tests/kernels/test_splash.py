@@ -154,7 +154,9 @@ def test_it_composes_with_maps_and_remat(tpu):
     attend = attention_of('splash', is_causal=True, key_value_seq_lengths=jnp.array([100, 9]))
     query, key, value = array_shapes(100, 100, 'bfloat16')
     query = jax.ShapeDtypeStruct((3, *query.shape), query.dtype)
-    program = fused.exported_program(jax.vmap(gradient_of(jax.checkpoint(attend)), (0, None, None)), 'tpu', query, key, value)
+    program = fused.exported_program(
+        jax.vmap(gradient_of(jax.checkpoint(attend)), (0, None, None)), 'tpu', query, key, value
+    )
     assert set(fused.custom_calls(program)) == {'tpu_custom_call'}
 
 
