@@ -95,8 +95,10 @@ def test_float64_matches_oracle(seed):
 
 def test_arrays_without_batch_axis_equal_batch_of_one():
     query, key, value = make_qkv()
-    unbatched = {'bias': random_array(N, 1, S), 'mask': random_array(1, T, S) < 1, 'key_value_seq_lengths': jnp.array([3]),
-           'query_positions': jnp.arange(T)[None] + 1, 'is_causal': True}  # fmt: skip
+    unbatched = {
+        'bias': random_array(N, 1, S), 'mask': random_array(1, T, S) < 1, 'key_value_seq_lengths': jnp.array([3]),
+        'query_positions': jnp.arange(T)[None] + 1, 'is_causal': True,
+    }  # fmt: skip
     batched = unbatched | {'bias': unbatched['bias'][None], 'mask': unbatched['mask'][None]}
     returns = {'return_residual': True, 'return_weights': True}
     for kwargs in (unbatched, batched):

@@ -45,8 +45,9 @@ SAMPLE = (
 
 def implementation_cases(seeds):
     """Return test parameters, with ids, for each implementation and seed; slow outside of the sample."""
+    marks = {seed: () if seed in SAMPLE else pytest.mark.slow for seed in seeds}
     return [
-        pytest.param(name, seed, id=f'{name}-{grid_combination(seed)}', marks=() if seed in SAMPLE else pytest.mark.slow)
+        pytest.param(name, seed, id=f'{name}-{grid_combination(seed)}', marks=marks[seed])
         for seed in seeds for name in NAMES
     ]  # fmt: skip
 

@@ -34,7 +34,9 @@ PAIRS = {'mask': jnp.ones((1, 1, 4, 4), bool), 'bias': jnp.ones((1, 2, 4, 4), 'b
 
 UNSUPPORTED = {
     'query: cuDNN takes bfloat16 and float16, not float32': {'query': jnp.ones((1, 4, 2, 8))},
-    'query: on this GPU cuDNN has a gradient for heads of width up to 256': {name: jnp.ones((1, 4, 2, 264), 'bfloat16') for name in HALF},
+    'query: on this GPU cuDNN has a gradient for heads of width up to 256': {
+        name: jnp.ones((1, 4, 2, 264), 'bfloat16') for name in HALF
+    },
     'query: cuDNN is not reliable for one query row': {'query': HALF['query'][:, :1]},
     'key: its dtype float16': {'key': HALF['key'].astype('float16')},
     'value: its dtype float32': {'value': HALF['value'].astype('float32')},
@@ -159,7 +161,7 @@ def fake_cudnn(
     query, key, value, bias=None, *, scale, is_causal, local_window_size, implementation,
     query_seq_lengths=None, key_value_seq_lengths=None,
 ):  # fmt: skip
-    """Compute what cuDNN computes, with NaN in rows that are after a length or empty, and in gradients after a length."""
+    """Compute attention as cuDNN does, with NaN in rows that are after a length or empty, and in gradients there."""
     (T, width), S = query.shape[1::2], key.shape[1]
     arrays = [x for x in (query, key, value, bias) if x is not None]
     assert implementation == 'cudnn' and isinstance(scale, float)

@@ -1,4 +1,4 @@
-"""Our `dot_product_attention` as a replacement of `jax.nn.dot_product_attention`: the same results for its arguments."""
+"""`dot_product_attention` as a replacement of `jax.nn.dot_product_attention`: the same results for its arguments."""
 
 import jax
 import jax.numpy as jnp
