@@ -1,4 +1,4 @@
-"""Mixture of experts over a mesh: the same gradients_and_output as one device, and each device computes only its own experts."""
+"""Mixture of experts over a mesh: the same results as one device, and each device computes only its own experts."""
 
 from functools import partial
 

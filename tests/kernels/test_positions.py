@@ -1,4 +1,4 @@
-"""Sinusoidal encodings against the reference_row, ALiBi slopes and T5 buckets against the rules of the published code."""
+"""Sinusoidal encodings against the formula, ALiBi slopes and T5 buckets against the rules of the published code."""
 
 import math
 

@@ -67,7 +67,7 @@ def test_layouts_agree_after_documented_permutation():
     )
 
 
-# The rotate
+# Rotation
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
@@ -217,7 +217,7 @@ def test_yarn_matches_published_code():
 
 
 def test_yarn_ramp_of_length_zero_is_a_step():
-    """Of 5 positions no pair makes a rotate, and the ramp's ends, below pair 0, are both moved to it."""
+    """Over 5 positions no pair makes a turn; both ends of the ramp are below pair 0, and are moved to it."""
     plain = rotary_frequencies(8)
     np.testing.assert_allclose(rotary_frequencies(8, scaling=YaRNScaling(2.0, 5)), plain / [1, 2, 2, 2], rtol=1e-12)
 

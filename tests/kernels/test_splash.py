@@ -105,7 +105,8 @@ CASES = {
     ),
     'segments, some without keys, sinks': (
         140, 120, 'bfloat16',
-        {'query_segment_ids': sorted_ids(140, 6, 0) * 3, 'key_segment_ids': sorted_ids(120, 9, 1) * 2, 'is_causal': True},
+        {'query_segment_ids': sorted_ids(140, 6, 0) * 3, 'key_segment_ids': sorted_ids(120, 9, 1) * 2,
+         'is_causal': True},
     ),
     'shared segments, largest id, length zero': (
         130, 130, 'float16',
