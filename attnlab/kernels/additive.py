@@ -36,7 +36,7 @@ def additive_attention(
 
     Args:
       query: [B, T, N, H], the decoder states after their projection W_a s.
-      key: [B, S, K, H], the source states after their projection U_a h.  The caller computes it once a sentence.
+      key: [B, S, K, H], the source states after their projection U_a h.  The caller computes it once for each sentence.
       value: [B, S, K, Hv], the vectors that are averaged: the source states h themselves.
       score: [N, H], the vector v_a of each head.
       The other arguments are those of `attnlab.dot_product_attention`, with the same rules.

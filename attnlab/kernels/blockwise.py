@@ -60,7 +60,7 @@ def _padded_inputs(call: AttentionCall, platform: str) -> tuple[FlashConfig, Fla
     is_restricted = mask.restricts_any_pair()
     if grid.S > S:
         mask = mask.replace(key_value_seq_lengths=_clip_or_fill(mask.key_value_seq_lengths, S, B))
-    if grid.T > T and is_restricted:  # padding queries must not see keys that no query sees
+    if grid.T > T and is_restricted:  # padding queries must not attend to keys that all queries mask
         mask = mask.replace(query_seq_lengths=_clip_or_fill(mask.query_seq_lengths, T, B))
     config = FlashConfig(grid, T, call.logits_soft_cap, call.dropout_rate, platform != 'cpu')
     padding = {'T': (T, grid.T - T), 'S': (S, grid.S - S)}

@@ -144,7 +144,7 @@ def _call_cudnn(call: AttentionCall, bias: Array | None) -> Array:
         jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, width - x.shape[-1]))) for x in (call.query, call.key, call.value)
     )
     left, right = sanitize.effective_window(call.mask)
-    # A window to the left needs is_causal: on its own cuDNN lets it see the whole future (jax#39576).
+    # A window to the left needs is_causal: without it cuDNN allows all later keys (jax#39576).
     is_windowed = bias is None and right == 0 and left < T - 1
     lengths = _lengths(call, B, T, S, left if is_windowed else None)
     query, key, value, bias, *lengths = _vmapped_together(query, key, value, bias, *lengths)

@@ -46,9 +46,9 @@ def _vjp_forward(config: FlashConfig, floats: FloatInputs, others: OtherInputs) 
 
 
 def flash_forward(config: FlashConfig, floats: FloatInputs, others: OtherInputs) -> tuple[Array, Array, Array]:
-    """Return output and log-sum-exp as `flash_attention` does, without a gradient, and which rows see no key.
+    """Return output and log-sum-exp as `flash_attention` does, without a gradient, and which rows are empty.
 
-    The third array is boolean, [B, K, G, T].
+    The third array is boolean, [B, K, G, T]; a row is empty if it may attend to no key.
     """
     rows, shared = split_batch_rows(floats, others)
     forward_row = lambda row: _forward_row(config, *merge_inputs(row, shared))
@@ -71,7 +71,7 @@ def flash_gradients(
 ) -> FloatInputs:
     """Return the gradients of all floating-point inputs, in float32 or wider, given the cotangent of the output.
 
-    `lse` comes from `lse_for_gradient`.  The keys may be a part of all keys that the rows see: if output and
+    `lse` comes from `lse_for_gradient`.  The keys may be a part of all keys of the rows: if output and
     log-sum-exp are over all keys, the gradients of query and ALiBi slopes for the parts add up.
     """
     rows, shared = split_batch_rows(floats, others)
@@ -170,7 +170,7 @@ class BatchRow(NamedTuple):
 
 
 def _forward_row(config: FlashConfig, floats: FloatInputs, others: OtherInputs) -> tuple[Array, Array, Array]:
-    """Return output [K, G, T, Hv], log-sum-exp of each row including a sink, and whether the row sees no key."""
+    """Return output [K, G, T, Hv], log-sum-exp of each row including a sink, and whether the row is empty."""
     grid, row = config.grid, BatchRow(config, floats, others)
     K, G, *_ = floats.query.shape
     wide = floats.query.dtype
@@ -252,7 +252,7 @@ def _backward_row(
                 factors = row.dropout_factors(i, j)
                 d_weights, dropped_weights = d_weights * factors, weights * factors
             d_logits = weights * (d_weights - block_delta[..., None])
-            if allowed is not None:  # a row that sees a non-finite number must not change what it does not see
+            if allowed is not None:  # a row that attends to NaN must not change keys that it does not attend to
                 dropped_weights = jnp.where(allowed, dropped_weights, 0.0)
                 d_logits = jnp.where(allowed, d_logits, 0.0)
             parts = {'value': jnp.einsum('khgt,kgts->khs', d_out_t, dropped_weights)}
@@ -297,7 +297,7 @@ def _query_block_indices(grid: TileGrid, floats: FloatInputs) -> Array:
 
 
 def _key_block_range(grid: TileGrid, table: TileTable | None, i: Array) -> tuple[Any, Any]:
-    """Return (first, after) of the key blocks of which the query block i may see any."""
+    """Return (first, after) of the key blocks that are not hidden from the query block i."""
     return (0, grid.S // grid.keys) if table is None else (table.first[i], table.after[i])
 
 

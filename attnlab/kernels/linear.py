@@ -69,8 +69,8 @@ def _attend(call: AttentionCall, feature_map: str, chunk_size: int) -> Float[Arr
     wide = jnp.promote_types(query.dtype, jnp.float32)
     lengths = mask.key_value_seq_lengths
     key_mask = (jnp.ones((B, S), bool) if lengths is None else length_mask(lengths, S))[:, :, None]
-    # A non-finite number would change sums of rows that must not see it: it is zeroed here, and the rows that see it
-    # are set to NaN at the end.
+    # A non-finite number would change the sums of rows that do not attend to it.  So it is zeroed here, and the rows
+    # that attend to it are set to NaN at the end.
     finite_query = jnp.all(jnp.isfinite(query), axis=-1)
     finite_key = jnp.all(jnp.isfinite(key), axis=-1) & jnp.all(jnp.isfinite(value), axis=-1)
     used_key = (finite_key & key_mask)[..., None]
@@ -89,9 +89,9 @@ def _attend(call: AttentionCall, feature_map: str, chunk_size: int) -> Float[Arr
     divisor = sums[..., -1:]
     output = jnp.where(divisor == 0.0, 0.0, _divide(sums[..., :-1], jnp.where(divisor == 0.0, 1.0, divisor)))
     output = output.transpose(0, 3, 1, 2, 4).reshape(B, T, N, Hv)
-    sees_nonfinite = jnp.repeat(_sees_any(key_mask & ~finite_key, T, is_causal), N // K, axis=2)
-    output = jnp.where((~finite_query | sees_nonfinite)[..., None], jnp.nan, output)
-    is_live = _sees_any(key_mask, T, is_causal)
+    attends_to_nonfinite = jnp.repeat(_attends_to_any(key_mask & ~finite_key, T, is_causal), N // K, axis=2)
+    output = jnp.where((~finite_query | attends_to_nonfinite)[..., None], jnp.nan, output)
+    is_live = _attends_to_any(key_mask, T, is_causal)
     if (lengths := mask.query_seq_lengths) is not None:
         is_live = is_live & length_mask(lengths, T)[:, :, None]
     return jnp.where(is_live[..., None], output, 0.0).astype(query.dtype)
@@ -137,7 +137,7 @@ def _sum_values_causal(
 
     def split_into_chunks(x):
         """Reshape [..., length, width] to [count, ..., size, width], padded with zeros."""
-        x = x[..., :T, :]  # no query sees keys after the last query
+        x = x[..., :T, :]  # no query attends to keys after the last query
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, count * size - x.shape[-2]), (0, 0)])
         return jnp.moveaxis(x.reshape(*x.shape[:-2], count, size, x.shape[-1]), -3, 0)
 
@@ -169,8 +169,8 @@ def _divide_jvp(primals, tangents):
     return ratio, (dx - ratio * dy) / y
 
 
-def _sees_any(marks: Bool[Array, 'B S K'], T: int, is_causal: bool) -> Bool[Array, 'B T K']:
-    """Return which queries have a marked key at or before their position; anywhere, if not causal."""
+def _attends_to_any(marks: Bool[Array, 'B S K'], T: int, is_causal: bool) -> Bool[Array, 'B T K']:
+    """Return which queries may attend to a marked key: one at or before their position if causal, else any."""
     if not is_causal:
         return jnp.broadcast_to(jnp.any(marks, axis=1, keepdims=True), (marks.shape[0], T, marks.shape[2]))
     # An extra mark after the last key is the first mark if there is no other.  It is moved to T, after every query.

@@ -24,12 +24,12 @@ class SanitizedCall(NamedTuple):
     call: non-finite numbers are zero, and so are rows of query, key and value that no unmasked pair contains; the
       gradient of a replaced number is zero, whatever the kernel returns for it.
     is_empty: [B, #N, T], the rows that may attend to no key.
-    sees_nonfinite: [B, N, T], the rows that may attend to a non-finite number.
+    attends_to_nonfinite: [B, N, T], the rows that may attend to a non-finite number.
     """
 
     call: AttentionCall
     is_empty: Bool[Array, 'B #N T']
-    sees_nonfinite: Bool[Array, 'B N T']
+    attends_to_nonfinite: Bool[Array, 'B N T']
 
 
 def run_sanitized(kernel: Callable[[AttentionCall], Array], call: AttentionCall) -> AttentionOutput:
@@ -53,7 +53,7 @@ def sanitize_call(call: AttentionCall) -> SanitizedCall:
     if call.mask.mask is None:
         key_sets = jnp.concatenate([jnp.ones((B, 1, S), bool), bad_key], axis=1)
         visible = count_visible_keys(call.mask, key_sets, T)
-        is_empty, sees_bad_key = visible[:, :1] == 0, jnp.repeat(visible[:, 1:] > 0, N // K, axis=1)
+        is_empty, attends_to_bad_key = visible[:, :1] == 0, jnp.repeat(visible[:, 1:] > 0, N // K, axis=1)
         all_queries = jnp.ones((B, 1, T), bool)
         key_unused = count_visible_keys(transpose_mask(call.mask), all_queries, S)[:, 0, :, None] == 0
     else:
@@ -61,7 +61,7 @@ def sanitize_call(call: AttentionCall) -> SanitizedCall:
         assert allowed is not None
         allowed = jnp.broadcast_to(allowed, (*allowed.shape[:2], T, S))
         is_empty = jnp.broadcast_to(~jnp.any(allowed, axis=-1), (B, allowed.shape[1], T))
-        sees_bad_key = _sees_any(allowed, jnp.repeat(bad_key, N // K, axis=1))
+        attends_to_bad_key = _attends_to_any(allowed, jnp.repeat(bad_key, N // K, axis=1))
         key_unused = jnp.broadcast_to(~jnp.any(allowed, axis=(1, 2)), (B, S))[:, :, None]
     query_unused = jnp.all(is_empty, axis=1)[:, :, None]
     query, key, value = (
@@ -72,10 +72,10 @@ def sanitize_call(call: AttentionCall) -> SanitizedCall:
         )
     )  # fmt: skip
     sanitized = call._replace(query=query, key=key, value=value)
-    return SanitizedCall(sanitized, is_empty, sees_bad_key | (bad_query & ~is_empty))
+    return SanitizedCall(sanitized, is_empty, attends_to_bad_key | (bad_query & ~is_empty))
 
 
-def _sees_any(allowed: Bool[Array, '#B #N T S'], marks: Bool[Array, 'B N S']) -> Bool[Array, 'B N T']:
+def _attends_to_any(allowed: Bool[Array, '#B #N T S'], marks: Bool[Array, 'B N S']) -> Bool[Array, 'B N T']:
     """Return which rows may attend to a marked key.
 
     Computed as a matrix product, in which a mask for all batch rows or heads is not repeated.
@@ -88,12 +88,12 @@ def _sees_any(allowed: Bool[Array, '#B #N T S'], marks: Bool[Array, 'B N S']) ->
 
 
 def restore_masked_rows(output: Array, sanitized: SanitizedCall) -> Array:
-    """Return the output [B, T, N, Hv] with NaN in rows that see a non-finite number and zero in empty rows.
+    """Return the output [B, T, N, Hv] with NaN in rows that attend to a non-finite number and zero in empty rows.
 
     These rows have no gradient.
     """
-    is_empty, sees_nonfinite = (x.swapaxes(1, 2)[..., None] for x in sanitized[1:])
-    output = jnp.where(sees_nonfinite, jnp.full_like(output, jnp.nan), output)
+    is_empty, attends_to_nonfinite = (x.swapaxes(1, 2)[..., None] for x in sanitized[1:])
+    output = jnp.where(attends_to_nonfinite, jnp.full_like(output, jnp.nan), output)
     return jnp.where(is_empty, jnp.zeros_like(output), output)
 
 

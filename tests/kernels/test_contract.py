@@ -80,11 +80,11 @@ def weights_before_and_after_dropout(attend, rate, key, S=64):
 @pytest.mark.parametrize('rate', [0.1, 0.5])
 def test_dropout_is_independent_for_each_weight(attend, rate):
     weights, after = weights_before_and_after_dropout(attend, rate, jax.random.key(1))
-    kept = after != 0
-    np.testing.assert_allclose(after, kept * weights / (1 - rate), rtol=1e-6)
-    deviation = np.sqrt(rate * (1 - rate) / kept.size)
-    assert abs(kept.mean() - (1 - rate)) < 5 * deviation
-    rows = kept.reshape(-1, kept.shape[-1])
+    is_kept = after != 0
+    np.testing.assert_allclose(after, is_kept * weights / (1 - rate), rtol=1e-6)
+    deviation = np.sqrt(rate * (1 - rate) / is_kept.size)
+    assert abs(is_kept.mean() - (1 - rate)) < 5 * deviation
+    rows = is_kept.reshape(-1, is_kept.shape[-1])
     assert len(np.unique(rows, axis=0)) == len(rows)  # no two batch rows, heads or queries share their dropout
     standardised = (rows - (1 - rate)) / np.sqrt(rate * (1 - rate))
     correlations = (standardised @ standardised.T)[~np.eye(len(rows), dtype=bool)] / rows.shape[1]

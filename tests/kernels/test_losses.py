@@ -68,8 +68,8 @@ def test_perplexity_uses_mean_over_tokens_not_batches():
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
 def test_amount_of_padding_does_not_change_loss(smoothing):
     logits, labels = random_batch(3, 8)
-    junk, _ = random_batch(3, 8, seed=1)
-    wide, padded = jnp.concatenate([logits, 9 * junk], axis=1), jnp.pad(labels, ((0, 0), (0, 8)))
+    other_logits, _ = random_batch(3, 8, seed=1)
+    wide, padded = jnp.concatenate([logits, 9 * other_logits], axis=1), jnp.pad(labels, ((0, 0), (0, 8)))
     unpadded, padded_sums = (cross_entropy(*x, smoothing) for x in ((logits, labels), (wide, padded)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7), unpadded, padded_sums)
     gradient = gradient_of(wide, padded, smoothing=smoothing)

@@ -73,8 +73,8 @@ def test_float64_matches_reference(kind):
 def test_half_precision_rounds_only_the_result(kind, dtype):
     x = jnp.asarray(np.random.default_rng(2).normal(size=(4, 300)), dtype)
     gain = () if kind == 'l2' else (jnp.ones(300, 'float32'),)
-    output, slope, *_ = output_and_gradients(NORMS[kind], x, *gain)
-    assert output.dtype == slope.dtype == dtype
+    output, derivative, *_ = output_and_gradients(NORMS[kind], x, *gain)
+    assert output.dtype == derivative.dtype == dtype
     np.testing.assert_array_equal(output, NORMS[kind](x.astype('float32')).astype(dtype))
 
 
@@ -82,21 +82,21 @@ def test_half_precision_rounds_only_the_result(kind, dtype):
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
-@pytest.mark.parametrize('kind, slope', [('rms', 1e3), ('l2', 0.0)])
-def test_zero_row_gives_zero_and_the_documented_gradient(kind, slope, dtype):
+@pytest.mark.parametrize('kind, derivative', [('rms', 1e3), ('l2', 0.0)])
+def test_zero_row_gives_zero_and_the_documented_gradient(kind, derivative, dtype):
     x = jnp.asarray(np.random.default_rng(3).normal(size=(2, 3, 4)), dtype).at[0, 1].set(0)
     with jax.debug_nans(True), jax.debug_infs(True):
         output, gradient = output_and_gradients(NORMS[kind], x)
     assert jnp.all(output[0, 1] == 0) and jnp.all(jnp.isfinite(output)) and jnp.all(jnp.isfinite(gradient))
-    np.testing.assert_allclose(gradient[0, 1], slope * loss_weights(x.shape).astype(dtype)[0, 1], rtol=2**-7)
+    np.testing.assert_allclose(gradient[0, 1], derivative * loss_weights(x.shape).astype(dtype)[0, 1], rtol=2**-7)
 
 
-@pytest.mark.parametrize('norm, slope', [(rms_norm, 1e3), (l2_norm, 0.0)])
-def test_intermediate_values_at_zero_are_finite(norm, slope):
+@pytest.mark.parametrize('norm, derivative', [(rms_norm, 1e3), (l2_norm, 0.0)])
+def test_intermediate_values_at_zero_are_finite(norm, derivative):
     """Run operation by operation, because JAX checks only the results of a compiled program."""
     with jax.debug_nans(True), jax.debug_infs(True):
         gradient = jax.grad(lambda x: jnp.sum(norm(x)))(jnp.zeros((1, 4)))
-    np.testing.assert_allclose(gradient, np.full((1, 4), slope), rtol=1e-6)
+    np.testing.assert_allclose(gradient, np.full((1, 4), derivative), rtol=1e-6)
 
 
 def test_epsilon_is_outside_or_inside_the_root():

@@ -1,4 +1,4 @@
-"""Attention over tokens divided over device_count: its results, its memory and communication, and the balance of work."""
+"""Attention over tokens divided over devices: results, memory, communication and the balance of work."""
 
 import functools
 import math

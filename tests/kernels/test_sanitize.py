@@ -72,5 +72,5 @@ def test_sanitized_call_is_finite_and_restored_output_matches_dense(name, axes):
     with_nan_in_empty_rows = lambda x: jnp.where(sanitized.is_empty.swapaxes(1, 2)[..., None], jnp.nan, x)
     output = sanitize.restore_masked_rows(with_nan_in_empty_rows(dense.dot_product(sanitized.call).output), sanitized)
     expected = dense.dot_product(call).output
-    assert jnp.any(jnp.isnan(expected)) == jnp.any(sanitized.sees_nonfinite)
+    assert jnp.any(jnp.isnan(expected)) == jnp.any(sanitized.attends_to_nonfinite)
     np.testing.assert_allclose(output, expected, atol=1e-6)  # NaN equals NaN in this comparison
