@@ -6,9 +6,9 @@ the online softmax.  In the backward pass keys and values move around once more,
 device holds more than a few times its T / n tokens.
 
 In causal attention the first tokens attend to few keys and the last ones to all.  To balance the work, the row is cut
-into 2 n chunks, and device d works on the chunks d and 2 n - 1 - d (as in zhuzilin's zigzag; Brandon et al. 2023, "Striped
-Attention", solve the problem with another order).  Then all devices have equally many
-visible pairs in every step; hidden tiles are skipped.
+into 2 n chunks, and device d works on the chunks d and 2 n - 1 - d (as in zhuzilin's zigzag; Brandon et al. 2023,
+"Striped Attention", solve the problem with another order).  Then all devices have equally many visible pairs in every
+step; hidden tiles are skipped.
 """
 
 import math
