@@ -89,7 +89,7 @@ def test_each_token_is_multiplied_only_on_devices_of_its_experts(monkeypatch, me
         jax.debug.callback(lambda count: row_counts.append(int(count)), jnp.sum(jnp.any(x != 0, axis=-1)))
         return block_matmul(x, kernel, experts, used)
 
-    monkeypatch.setattr(module, 'block_product', counting_matmul)
+    monkeypatch.setattr(module, 'block_matmul', counting_matmul)
     x, logits, expert_weights = random_inputs('relu')
     expert_weights = {
         'up': (np.ones_like(expert_weights['up'][0]), None),
