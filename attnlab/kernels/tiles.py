@@ -109,13 +109,11 @@ class MaskTiles(NamedTuple):
         if mask.mask is not None:
             allows_all &= False
         if (length := mask.query_seq_lengths) is not None:
-            allows_some, allows_all = (
-                allows_some & (rows < length)[:, None], allows_all & (rows + grid.queries <= length)[:, None]
-            )  # fmt: skip
+            allows_some &= (rows < length)[:, None]
+            allows_all &= (rows + grid.queries <= length)[:, None]
         if (length := mask.key_value_seq_lengths) is not None:
-            allows_some, allows_all = (
-                allows_some & (columns < length)[None], allows_all & (columns + grid.keys <= length)[None]
-            )  # fmt: skip
+            allows_some &= (columns < length)[None]
+            allows_all &= (columns + grid.keys <= length)[None]
         if mask.query_segment_ids is not None:
             id_min, id_max = (x[:, None] for x in _block_extremes(mask.query_segment_ids, rows, grid.queries))
             key_id_min, key_id_max = (x[None] for x in _block_extremes(mask.key_segment_ids, columns, grid.keys))
@@ -126,7 +124,8 @@ class MaskTiles(NamedTuple):
             if (length := mask.prefix_lengths) is not None:
                 some_causal = some_causal | (columns < length)[None]
                 all_causal = all_causal | (columns + grid.keys <= length)[None]
-            allows_some, allows_all = allows_some & some_causal, allows_all & all_causal
+            allows_some &= some_causal
+            allows_all &= all_causal
         if mask.window is not None:
             left, right = mask.window
             allows_some &= (key_max >= query_min - left) & (key_min <= query_max + right)
