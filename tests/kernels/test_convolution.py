@@ -92,9 +92,8 @@ def test_kernel_positions_of_causal_and_centred_convolution():
     x, kernel = jnp.arange(1.0, 5)[None, :, None], jnp.array([1.0, 10, 100])[:, None, None]
     np.testing.assert_array_equal(convolve(x, kernel, is_causal=True)[0, :, 0], [100, 210, 321, 432])
     np.testing.assert_array_equal(convolve(x, kernel)[0, :, 0], [210, 321, 432, 43])
-    np.testing.assert_array_equal(
-        convolve(x, kernel[:2])[0, :, 0], [21, 32, 43, 4]
-    )  # the first of two entries is for the token itself
+    # Of two entries, the first is for the token itself.
+    np.testing.assert_array_equal(convolve(x, kernel[:2])[0, :, 0], [21, 32, 43, 4])
     np.testing.assert_array_equal(convolve(x, kernel, is_causal=True, dilation=2)[0, :, 0], [100, 200, 310, 420])
 
 

@@ -190,13 +190,11 @@ def fake_cudnn(
         visible &= jnp.tri(T, S, dtype=bool)[None, None]
     if local_window_size is not None:
         visible &= ~jnp.tri(T, S, -local_window_size[0] - 1, dtype=bool)[None, None]
-    visible |= ~jnp.broadcast_to(inside_T, (B, T, 1, 1)).transpose(
-        0, 2, 1, 3
-    )  # so an empty row inside is NaN, one outside is not
+    # Rows outside attend to all keys, so that only empty rows inside are NaN.
+    visible |= ~jnp.broadcast_to(inside_T, (B, T, 1, 1)).transpose(0, 2, 1, 3)
     output = jnp.einsum('bnts,bsnh->btnh', jax.nn.softmax(jnp.where(visible, logits, -jnp.inf)), value)
-    has_valid_lengths = jnp.all(
-        jnp.array([jnp.all(x > 0) for x in lengths if x is not None])
-    )  # cuDNN guarantees nothing for length 0
+    # cuDNN guarantees nothing for length 0.
+    has_valid_lengths = jnp.all(jnp.array([jnp.all(x > 0) for x in lengths if x is not None]))
     return jnp.where(inside_T & has_valid_lengths, output, jnp.nan).astype(query.dtype)
 
 
@@ -257,9 +255,8 @@ def test_bias_gradient_has_shape_of_bias(hopper):
     attend = lambda bias, *arrays: jnp.sum(attention_of('cudnn', bias=bias)(*arrays).astype('float32'))
     program = gpu_program(jax.grad(attend), bias, *array_shapes(256, 384, 'bfloat16'))
     assert fused.custom_calls(program) == TARGETS[2:]
-    numbers = fused.value_shapes(
-        program, '(?:bf16|f32)'
-    )  # boolean values have more shapes; each is read once for a sum
+    # Boolean values have more shapes, but each of them is read once for a sum.
+    numbers = fused.value_shapes(program, '(?:bf16|f32)')
     assert {shape for shape in numbers if {256, 384} <= {*shape}} == {(1, N, 256, 384), (N, 256, 384)}
 
 

@@ -22,9 +22,8 @@ from tests.quick import QUICK
 
 B, T, E, A = 3, 6, 4, 2
 _RANDOM = np.random.default_rng(0)
-LOGITS = jnp.asarray(
-    _RANDOM.normal(size=(B, T, E)) + [2.0, 1.0, 0.0, 0.0], jnp.float32
-)  # expert 0 is chosen most often
+# Expert 0 is chosen most often.
+LOGITS = jnp.asarray(_RANDOM.normal(size=(B, T, E)) + [2.0, 1.0, 0.0, 0.0], jnp.float32)
 MASK = jnp.asarray([[1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0]], bool)
 
 
