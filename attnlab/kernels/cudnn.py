@@ -159,7 +159,8 @@ def _call_cudnn(call: AttentionCall, bias: Array | None) -> Array:
 def _lengths(call: AttentionCall, B: int, T: int, S: int, left: int | None) -> tuple[Array, Array] | tuple[None, None]:
     """Return lengths of queries and keys, [B] int32 each, under which every row may attend to some key.
 
-    The rows that a window leaves without keys come last, and are cut off.  `left`: the size of the window, or None.
+    The rows that a window leaves without keys come last, and are cut off.  Both are None if cuDNN needs no lengths.
+    `left`: the size of the window, or None.
     """
     queries, keys = call.mask.query_seq_lengths, call.mask.key_value_seq_lengths
     # Without lengths, cuDNN does not mask the end of a block of keys reliably (pytorch#196678), and has no window for

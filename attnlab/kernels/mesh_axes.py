@@ -51,11 +51,11 @@ def batch_axes_dividing(sizes: Mapping[str, int], B: int) -> tuple[str, ...]:
 
 
 def evaluation_batch_size(limit: int, count: int) -> int:
-    """Return the batch size for the evaluation of `count` rows, a multiple of the number of row-dividing devices.
+    """Return the evaluation batch size for `count` rows: a multiple of the data-parallel device count.
 
-    `limit` is about the number of rows that fit into one memory: that of each accelerator, or the one that all devices
-    of a CPU share.  The batch is no larger than `count` rows need.  The devices are those over which the mesh in
-    context divides rows.
+    The data-parallel devices are those over which the mesh in context divides rows.  The batch has about `limit` rows
+    for each memory, and no more rows than `count` needs.  Accelerators have one memory each; all devices of a CPU share
+    one.
     """
     sizes = jax.sharding.get_abstract_mesh().shape
     parts = math.prod(sizes.get(axis, 1) for axis in BATCH_AXES)
