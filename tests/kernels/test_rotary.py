@@ -292,7 +292,7 @@ def test_product_depends_only_on_grid_offset():
     ({'fraction': 0.0}, 'fraction is 0.0; expected 0 < fraction <= 1'),
     ({'fraction': math.nan}, 'fraction is nan; expected 0 < fraction <= 1'),
     ({'layout': 'halves'}, "layout is 'halves'; expected 'half' or 'interleaved'"),
-    ({'scaling': 'yarn'}, "scaling is 'yarn'; expected Linear, NTK, YaRN or None"),
+    ({'scaling': 'yarn'}, "scaling is 'yarn'; expected LinearScaling, NTKScaling, YaRNScaling or None"),
     ({'base': 1.0}, 'base is 1.0; expected a finite number > 1'),
     ({'base': math.inf}, 'base is inf; expected a finite number > 1'),
     ({'x': np.zeros((1, 3, 1, 2), 'f'), 'scaling': NTKScaling(2.0)}, 'NTK scaling of 2 channels; expected more than 2'),
