@@ -1,1 +1,1 @@
-"""Arrays in, arrays out: attention, its implementations and masks.  No Flax here."""
+"""Pure functions of arrays: attention and its implementations, masks, positions, mixture of experts.  No Flax."""

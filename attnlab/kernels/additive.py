@@ -32,20 +32,20 @@ def additive_attention(
     return_weights: bool = False,
     **mask_arguments: Unpack[MaskArguments],
 ) -> Float[Array, 'B T N Hv'] | tuple[Array, ...]:
-    """softmax over i of score . tanh(query_t + key_i), times the values.
+    """Return the weighted sum of the values, with weights softmax over i of score . tanh(query_t + key_i).
 
     Args:
-      query: [B, T, N, H], the decoder's states after their projection W_a s.
-      key: [B, S, K, H], the source after its projection U_a h: computed once a sentence, by the caller.
-      value: [B, S, K, Hv], what is averaged: the source states h themselves.
+      query: [B, T, N, H], the decoder states after their projection W_a s.
+      key: [B, S, K, H], the source states after their projection U_a h.  The caller computes it once for each sentence.
+      value: [B, S, K, Hv], the vectors that are averaged: the source states h themselves.
       score: [N, H], the vector v_a of each head.
-      Everything else as in `attnlab.dot_product_attention`, with the same rules.
+      The other arguments are those of `attnlab.dot_product_attention`, with the same rules.
 
     Returns:
-      [B, T, N, Hv] in the query's dtype, with the residual and the weights behind it where asked for.
+      [B, T, N, Hv] in the dtype of `query`, or a tuple (output, residual, weights) of the requested arrays.
 
     Raises:
-      ValueError: for shapes, dtypes and rates that do not fit, naming what came and what was expected.
+      ValueError: if shapes, dtypes or rates do not fit; the message has the value and what is expected.
     """
     query, key, value, score = map(jnp.asarray, (query, key, value, score))
     call = AttentionCall(
@@ -62,10 +62,10 @@ def additive_attention(
 
 def _attend(call: AttentionCall, score: Float[Array, 'N H']) -> AttentionOutput:
     N, K = call.query.shape[2], call.key.shape[2]
-    array = mask_as_array(call.mask, call.query.shape[1], call.key.shape[1])
-    call, bad = dense.zero_nonfinite(call, array)
+    mask = mask_as_array(call.mask, call.query.shape[1], call.key.shape[1])
+    call, nonfinite = dense.zero_nonfinite(call, mask)
     wide = jnp.promote_types(call.query.dtype, jnp.float32)
     queries = call.query.astype(wide).swapaxes(1, 2)[:, :, :, None, :]
     keys = jnp.repeat(call.key.astype(wide).swapaxes(1, 2), N // K, axis=1)[:, :, None, :, :]
     logits = jnp.sum(jnp.tanh(queries + keys) * score.astype(wide)[None, :, None, None, :], axis=-1)
-    return dense.attend_with_logits(logits, call, array, bad)
+    return dense.attend_with_logits(logits, call, mask, nonfinite)

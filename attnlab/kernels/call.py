@@ -1,4 +1,4 @@
-"""One attention call: what every implementation takes, what it gives back, and the checks that come before it."""
+"""The arguments of one attention call, its results, and the checks of the arguments."""
 
 import math
 import operator
@@ -14,11 +14,14 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 from attnlab.kernels.masks import MASK_AXES, Mask
 
 StaticNumber = float | np.number
-"""What is fixed when a program is compiled, of Python or NumPy."""
+"""A Python or NumPy number that is a constant of the compiled program."""
 
 
 class AttentionCall(NamedTuple):
-    """A checked call; shapes and meanings as in `attnlab.dot_product_attention`, always with the batch axis."""
+    """The checked arguments of an attention function, as every implementation receives them.
+
+    Shapes and meanings are those of `attnlab.dot_product_attention`; the batch axis is always there.
+    """
 
     query: Float[Array, 'B T N H']
     key: Float[Array, 'B S K H']
@@ -37,11 +40,12 @@ class AttentionCall(NamedTuple):
 
 
 class AttentionOutput(NamedTuple):
-    """What an implementation gives back; residual and weights are None where they were not asked for.
+    """The results of an implementation; residual and weights are None unless the call requests them.
 
-    output: [B, T, N, Hv] in the query's dtype.  weights: [B, N, T, S] float32 or wider, before dropout.
-    residual: [B, T, N], the log of the softmax's sum of exponentials, a sink's included; the lowest finite number
-    where the sum is empty.
+    output: [B, T, N, Hv] in the dtype of `query`.
+    residual: [B, T, N], the logarithm of the sum of exponentials of the softmax, including a sink; the lowest finite
+      number if the sum is empty.
+    weights: [B, N, T, S] float32 or wider, before dropout.
     """
 
     output: Float[Array, 'B T N Hv']
@@ -50,55 +54,60 @@ class AttentionOutput(NamedTuple):
 
 
 def raise_unsupported(reasons: Iterable[tuple[str, bool, str]]) -> None:
-    """Raise NotImplementedError for the first of (argument, whether it is refused, reason) that is refused."""
-    for name, is_refused, reason in reasons:
-        if is_refused:
+    """Raise NotImplementedError for the first (argument, is_unsupported, reason) that is unsupported."""
+    for name, is_unsupported, reason in reasons:
+        if is_unsupported:
             raise NotImplementedError(f'{name}: {reason}')
 
 
-def output_or_tuple(attended: AttentionOutput) -> Array | tuple[Array, ...]:
-    """The output alone, or a tuple of it and what else was asked for, in the order (output, residual, weights)."""
-    more = tuple(x for x in attended[1:] if x is not None)
-    return (attended.output, *more) if more else attended.output
+def output_or_tuple(outputs: AttentionOutput) -> Array | tuple[Array, ...]:
+    """Return the output alone, or a tuple of all arrays that are not None, in the order (output, residual, weights)."""
+    optional = tuple(x for x in outputs[1:] if x is not None)
+    return (outputs.output, *optional) if optional else outputs.output
 
 
-def with_auto_axes(function: Callable[..., AttentionOutput], call: AttentionCall, *more: Array) -> AttentionOutput:
-    """`function(call, *more)`, where the compiler divides what explicit mesh axes divide.
+def with_auto_axes(function: Callable[..., AttentionOutput], call: AttentionCall, *arrays: Array) -> AttentionOutput:
+    """Return `function(call, *arrays)`, computed with explicit mesh axes turned into automatic ones.
 
-    An array's type holds its division over explicit axes (`jax.make_mesh` makes such by default), and the carries of
-    loops over tiles and the reshapes of grouped heads would have to state it.  The output is divided as the query is
-    in its rows, tokens and heads, and as the value is in its width.
+    An array's type holds its division over explicit axes (`jax.make_mesh` makes these by default), so the carries of
+    loops over tiles and the reshapes of grouped heads would have to state it.  With automatic axes the compiler
+    chooses.  The output is divided like the query in its rows, tokens and heads, and like the value in its width.
     """
-    leaves, tree = jax.tree.flatten((call, *more))
-    arrays = [x for x in leaves if isinstance(x, jax.Array)]
-    meshes = [own.mesh for own in (jax.typeof(x).sharding for x in arrays) if own.mesh.explicit_axes and any(own.spec)]
+    leaves, tree = jax.tree.flatten((call, *arrays))
+    leaf_arrays = [x for x in leaves if isinstance(x, jax.Array)]
+    shardings = (jax.typeof(x).sharding for x in leaf_arrays)
+    meshes = [sharding.mesh for sharding in shardings if sharding.mesh.explicit_axes and any(sharding.spec)]
     if not meshes:
-        return function(call, *more)
+        return function(call, *arrays)
     query, key, value = (jax.typeof(x).sharding.spec for x in call[:3])
 
-    def sharding(*entries: Any) -> NamedSharding:
-        names: set[str] = set()
+    def sharding_of(*entries: Any) -> NamedSharding:
+        """Return the sharding with these entries, None for an entry whose mesh axis an earlier one has."""
+        used: set[str] = set()
         parts = []
         for entry in entries:
-            own = set(entry if isinstance(entry, tuple) else [] if entry is None else [entry])
-            parts.append(None if own & names else entry)  # one mesh axis divides one axis of an array
-            names |= own
+            names = set(entry if isinstance(entry, tuple) else [] if entry is None else [entry])
+            parts.append(None if names & used else entry)
+            used |= names
         return NamedSharding(meshes[0], PartitionSpec(*parts))
 
-    def rebuilt(*arrays: Array) -> AttentionOutput:
-        rest = iter(arrays)
-        return function(*tree.unflatten([next(rest) if isinstance(x, jax.Array) else x for x in leaves]))
+    def call_function(*leaf_arrays: Array) -> AttentionOutput:
+        remaining = iter(leaf_arrays)
+        return function(*tree.unflatten([next(remaining) if isinstance(x, jax.Array) else x for x in leaves]))
 
-    out: list[Any] = [
-        sharding(*query[:3], value[3]), sharding(*query[:3]) if call.return_residual else None,
-        sharding(query[0], query[2], query[1], key[1]) if call.return_weights else None,
+    out_sharding: list[Any] = [
+        sharding_of(*query[:3], value[3]), sharding_of(*query[:3]) if call.return_residual else None,
+        sharding_of(query[0], query[2], query[1], key[1]) if call.return_weights else None,
     ]  # fmt: skip
-    automatic: Any = jax.sharding.auto_axes(rebuilt, out_sharding=AttentionOutput(*out))
-    return automatic(*arrays)
+    automatic: Any = jax.sharding.auto_axes(call_function, out_sharding=AttentionOutput(*out_sharding))
+    return automatic(*leaf_arrays)
 
 
 def static_number(name: str, x: Any) -> float:
-    """A Python number from one of Python, NumPy or JAX.  Raises ValueError for what is no single known number."""
+    """Return a number of Python, NumPy or JAX as a float.
+
+    Raises ValueError, with the argument's `name`, if x is traced, has axes or is no number.
+    """
     try:
         if np.ndim(x) == 0:
             return float(x)
@@ -108,9 +117,10 @@ def static_number(name: str, x: Any) -> float:
 
 
 def logit_scale(scale: Any, width: int) -> float | Array:
-    """The factor of the logits, 1 / sqrt(width) if None.  Raises ValueError unless it is one number, traced or not.
+    """Return the factor of the logits, 1 / sqrt(width) if `scale` is None.
 
-    An array of one axis would be multiplied along keys or channels by broadcasting, and never along heads.
+    Raises ValueError unless `scale` is one number, which may be traced.  An array with an axis is refused because
+    broadcasting would multiply it along keys or channels, never along heads.
     """
     if scale is None:
         return 1.0 / math.sqrt(max(width, 1))
@@ -120,7 +130,7 @@ def logit_scale(scale: Any, width: int) -> float | Array:
 
 
 def parse_block_sizes(sizes: Sequence[SupportsIndex] | None) -> tuple[int, int] | None:
-    """(queries, keys) as Python integers.  Raises ValueError unless both are positive."""
+    """Return (queries, keys) as Python integers.  Raises ValueError unless both are positive integers."""
     if sizes is None:
         return None
     try:
@@ -133,7 +143,7 @@ def parse_block_sizes(sizes: Sequence[SupportsIndex] | None) -> tuple[int, int] 
 
 
 def check_call(call: AttentionCall) -> None:
-    """Raises ValueError unless shapes, dtypes and options fit together, naming what came and what was expected."""
+    """Raise ValueError unless shapes, dtypes and options fit together."""
     for name, x in (('query', call.query), ('key', call.key), ('value', call.value)):
         if x.ndim != 4:
             raise ValueError(f'{name} has shape {x.shape}; expected 4 axes [batch, length, heads, width]')
@@ -148,7 +158,7 @@ def check_call(call: AttentionCall) -> None:
         raise ValueError(f'value has shape {shape}; expected [B, S, K, any] = [{B}, {S}, {K}, any] as in key')
     if K == 0 or N % K:
         raise ValueError(f'{N} query heads do not divide into groups over {K} key and value heads')
-    _check_pairs('bias', call.bias, 'a float', (B, N, T, S))
+    _check_pair_array('bias', call.bias, 'a float', (B, N, T, S))
     _check_mask(call.mask, B, N, T, S)
     for name, x in (('sinks', call.sinks), ('alibi_slopes', call.alibi_slopes)):
         if x is not None and (x.shape != (N,) or not jnp.issubdtype(x.dtype, jnp.floating)):
@@ -159,41 +169,43 @@ def check_call(call: AttentionCall) -> None:
 
 
 def _check_mask(mask: Mask, B: int, N: int, T: int, S: int) -> None:
-    _check_pairs('mask', mask.mask, 'boolean', (B, N, T, S))
+    _check_pair_array('mask', mask.mask, 'boolean', (B, N, T, S))
     sizes = {'B': B, 'T': T, 'S': S}
     for name, axes in MASK_AXES.items():
         x = getattr(mask, name)
         if x is None or name == 'mask':
             continue
-        if not jnp.issubdtype(x.dtype, jnp.signedinteger):  # windows subtract
+        if not jnp.issubdtype(x.dtype, jnp.signedinteger):  # a window subtracts positions
             raise ValueError(f'{name} has dtype {x.dtype}; expected signed integers')
         shape = tuple(sizes[axis] for axis in axes)
-        shapes = [shape, (1, *shape[1:])] if len(shape) > 1 else [shape]
-        if x.shape not in shapes:
-            raise ValueError(f'{name} has shape {x.shape}; expected {" or ".join(map(str, dict.fromkeys(shapes)))}')
+        allowed_shapes = [shape, (1, *shape[1:])] if len(shape) > 1 else [shape]
+        if x.shape not in allowed_shapes:
+            expected = ' or '.join(map(str, dict.fromkeys(allowed_shapes)))
+            raise ValueError(f'{name} has shape {x.shape}; expected {expected}')
     if (mask.query_segment_ids is None) != (mask.key_segment_ids is None):
         raise ValueError('query_segment_ids and key_segment_ids go together; got only one of them')
     if mask.prefix_lengths is not None and not mask.is_causal:
-        raise ValueError('prefix_lengths spares keys from causality; expected is_causal with it')
+        raise ValueError('prefix_lengths exempts keys from causality; expected is_causal with it')
 
 
-def _check_pairs(name: str, x: Array | None, kind: str, shape: tuple[int, int, int, int]) -> None:
+def _check_pair_array(name: str, x: Array | None, kind: str, shape: tuple[int, int, int, int]) -> None:
+    """Raise ValueError unless x is None or broadcasts to `shape` and is of the `kind`, 'a float' or 'boolean'."""
     if x is None:
         return
     if not jnp.issubdtype(x.dtype, jnp.floating if kind == 'a float' else jnp.bool_):
         raise ValueError(f'{name} has dtype {x.dtype}; expected {kind}')
-    if x.ndim != 4 or any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
+    if x.ndim != 4 or any(size not in (1, full_size) for size, full_size in zip(x.shape, shape, strict=True)):
         raise ValueError(f'{name} has shape {x.shape}; expected 4 axes broadcastable to [B, N, T, S] = {shape}')
 
 
 def check_dropout(rate: float, rng: Any) -> None:
-    """Raises ValueError for a rate that is none, and for one without a key to draw from."""
+    """Raise ValueError if the rate is outside [0, 1), or is positive and no PRNG key is given."""
     check_dropout_rate(rate)
     if rate > 0.0 and rng is None:
         raise ValueError(f"dropout_rate is {rate}, dropout_rng is None; pass a key (in Flax: rngs={{'dropout': key}})")
 
 
 def check_dropout_rate(rate: float) -> None:
-    """Raises ValueError for a dropout rate outside [0, 1), NaN included."""
+    """Raise ValueError if the rate is outside [0, 1) or NaN."""
     if not 0.0 <= rate < 1.0:
         raise ValueError(f'dropout_rate is {rate}; expected 0 <= rate < 1')

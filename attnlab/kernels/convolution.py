@@ -1,4 +1,4 @@
-"""A convolution that slides over a sequence: the third way to read one, beside recurrence and attention."""
+"""One-dimensional convolution over a sequence, with masks for padding and packed segments."""
 
 from typing import Any
 
@@ -19,61 +19,63 @@ def sliding_convolution(
     dilation: int = 1,
     groups: int = 1,
 ) -> Float[Array, 'B T F']:
-    """y_t = sum over w of x_(t + offset(w)) kernel_w, with zeros beyond both ends of the sequence.
+    """Return y_t = sum over w of x_(t + offset(w)) kernel_w, with zeros beyond both ends of the sequence.
 
-    offset(w) = w dilation - left, where left = (W - 1) dilation for a causal one, so that the last tap is the token
-    itself and the others are its past (WaveNet, van den Oord et al. 2016), and half of that, rounded down, for a
-    centred one.  Padding and taps are those of `flax.linen.Conv` with 'CAUSAL' and 'SAME'.
+    offset(w) = w dilation - left.  If causal, left = (W - 1) dilation: the last kernel position is the token itself and
+    the others are earlier tokens (WaveNet, van den Oord et al. 2016).  Otherwise the kernel is centred: left is half of
+    that, rounded down.  Padding and kernel positions are those of `flax.linen.Conv` with 'CAUSAL' and 'SAME'.
 
     Args:
       x: [B, T, D], any float.
-      kernel: [W, D / groups, F], as in `flax.linen.Conv`.
-      is_causal: y_t sees x_1 ... x_t only.
-      lengths: [B] int; tokens at and after the length never matter, NaN included, and give zero.
-      segment_ids: [B, T] int; a tap on a token of another segment gives zero.
-      dilation: the distance between taps.
-      groups: channels in so many groups of their own, F / groups outputs each; D makes it depthwise.
+      kernel: [W, D / groups, F], as in `flax.linen.Conv`; W is the kernel size.
+      is_causal: y_t depends on x_1 ... x_t only.
+      lengths: [B] int; tokens at and after the length never change the result, even if NaN, and their output is zero.
+      segment_ids: [B, T] int; tokens of another segment count as zero.
+      dilation: the distance between kernel positions.
+      groups: the number of channel groups that are convolved separately, with F / groups outputs each; D groups make it
+        depthwise.
 
     Returns:
       [B, T, F] in the dtype of `x`; sums are float32 or wider.
 
     Raises:
-      ValueError: for shapes, dtypes and numbers that do not fit, naming what came and what was expected.
+      ValueError: if shapes, dtypes or numbers do not fit; the message has the value and what is expected.
     """
-    _check(x, kernel, lengths, segment_ids, dilation, groups)
+    _check_arguments(x, kernel, lengths, segment_ids, dilation, groups)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     reach = (kernel.shape[0] - 1) * dilation
     left = reach if is_causal else reach // 2
-    inside = None if lengths is None else length_mask(lengths, x.shape[1])[:, :, None]
-    clean = (x if inside is None else jnp.where(inside, x, jnp.zeros_like(x))).astype(wide)
+    token_mask = None if lengths is None else length_mask(lengths, x.shape[1])[:, :, None]
+    masked_x = (x if token_mask is None else jnp.where(token_mask, x, jnp.zeros_like(x))).astype(wide)
     if segment_ids is None:
-        output = _convolved(clean, kernel.astype(wide), (left, reach - left), dilation, groups)
+        output = _convolve(masked_x, kernel.astype(wide), (left, reach - left), dilation, groups)
     else:
-        output = _within(clean, kernel.astype(wide), segment_ids, left, dilation, groups)
-    return (output if inside is None else jnp.where(inside, output, 0.0)).astype(x.dtype)
+        output = _convolve_segments(masked_x, kernel.astype(wide), segment_ids, left, dilation, groups)
+    return (output if token_mask is None else jnp.where(token_mask, output, 0.0)).astype(x.dtype)
 
 
-def _convolved(x: Array, kernel: Array, sides: tuple[int, int], dilation: int, groups: int) -> Array:
+def _convolve(x: Array, kernel: Array, padding: tuple[int, int], dilation: int, groups: int) -> Array:
     return jax.lax.conv_general_dilated(
-        x, kernel, window_strides=(1,), padding=[sides], rhs_dilation=(dilation,),
+        x, kernel, window_strides=(1,), padding=[padding], rhs_dilation=(dilation,),
         dimension_numbers=('NWC', 'WIO', 'NWC'), feature_group_count=groups,
     )  # fmt: skip
 
 
-def _within(x: Array, kernel: Array, segment_ids: Array, left: int, dilation: int, groups: int) -> Array:
-    """Tap by tap, as each has a mask of its own."""
+def _convolve_segments(x: Array, kernel: Array, segment_ids: Array, left: int, dilation: int, groups: int) -> Array:
+    """Convolve within segments: one product for each kernel position, because each has its own mask."""
     T = x.shape[1]
     output: Any = 0.0
-    for tap in range(kernel.shape[0]):
-        at = jnp.arange(T) + tap * dilation - left
-        there = jnp.clip(at, 0, max(T - 1, 0))
-        same = ((at >= 0) & (at < T))[None] & (segment_ids[:, there] == segment_ids)
-        moved = jnp.where(same[..., None], x[:, there], 0.0)
-        output = output + _convolved(moved, kernel[tap : tap + 1], (0, 0), 1, groups)
+    for w in range(kernel.shape[0]):
+        source = jnp.arange(T) + w * dilation - left
+        clipped_source = jnp.clip(source, 0, max(T - 1, 0))
+        is_inside = ((source >= 0) & (source < T))[None]
+        same_segment = is_inside & (segment_ids[:, clipped_source] == segment_ids)
+        shifted_x = jnp.where(same_segment[..., None], x[:, clipped_source], 0.0)
+        output = output + _convolve(shifted_x, kernel[w : w + 1], (0, 0), 1, groups)
     return output
 
 
-def _check(
+def _check_arguments(
     x: Array, kernel: Array, lengths: Array | None, segment_ids: Array | None, dilation: int, groups: int
 ) -> None:
     for name, array, axes in (('x', x, '[B, T, D]'), ('kernel', kernel, '[W, D / groups, F]')):
@@ -88,10 +90,11 @@ def _check(
     if groups < 1 or D % groups or F % groups:
         raise ValueError(f'groups is {groups}; expected a divisor of the {D} channels of x and the {F} of the output')
     if W < 1 or C * groups != D:
-        want = f'[W, D / groups, F] = [1 or more, {D // groups}, any]'
-        raise ValueError(f'kernel has shape {kernel.shape}; expected {want}')
-    for name, ids, shape in (('lengths', lengths, (B,)), ('segment_ids', segment_ids, (B, T))):
-        if ids is not None and (ids.shape != shape or not jnp.issubdtype(ids.dtype, jnp.signedinteger)):
-            came = f'shape {ids.shape} and dtype {ids.dtype}'
+        expected = f'[W, D / groups, F] = [1 or more, {D // groups}, any]'
+        raise ValueError(f'kernel has shape {kernel.shape}; expected {expected}')
+    for name, array, shape in (('lengths', lengths, (B,)), ('segment_ids', segment_ids, (B, T))):
+        if array is not None and (array.shape != shape or not jnp.issubdtype(array.dtype, jnp.signedinteger)):
             axes = '[B]' if name == 'lengths' else '[B, T]'
-            raise ValueError(f'{name} has {came}; expected {axes} = {shape} signed integers')
+            raise ValueError(
+                f'{name} has shape {array.shape} and dtype {array.dtype}; expected {axes} = {shape} signed integers'
+            )

@@ -1,10 +1,11 @@
 """Attention by cuDNN's kernel for NVIDIA GPUs, called as `jax.nn.dot_product_attention` calls it.
 
-Outside of what is refused by name the contract holds, but that
-- weights are rounded to the dtype of `query` before they meet the values, as in every kernel for tensor cores;
-- a logit that a mask array or a bias of -inf hides counts as 2^41 less, not as infinitely less;
-- a row that sees something not finite is NaN, and sends no gradient where `dense` sends NaN;
-- under `jax.vmap`, JAX takes a bias or mask only in its full size [B, N, T, S], and raises a TypeError otherwise.
+The contract of `attnlab.dot_product_attention` holds for every supported call, with these exceptions:
+
+- Weights are rounded to the dtype of `query` before the product with the values, as in every tensor-core kernel.
+- A logit that a mask array or a bias of -inf hides is lowered by 2^41, not by infinity.
+- A row that may attend to a non-finite number is NaN and has no gradient; `dense` has a gradient of NaN there.
+- Under `jax.vmap`, JAX supports a bias or mask only in its full size [B, N, T, S], and raises TypeError otherwise.
 """
 
 from typing import Any
@@ -19,28 +20,30 @@ from attnlab.kernels.call import AttentionCall, AttentionOutput, raise_unsupport
 from attnlab.kernels.masks import Mask, mask_as_array
 
 HIDDEN_LOGIT = -(2.0**41)
-"""Hides a key, as in JAX.  Of -inf cuDNN may make NaN where a row has nothing else, and zero times NaN is NaN."""
+"""The bias that hides a key, as in JAX.  With -inf, cuDNN may return NaN for a row that has no other keys, and zero
+times NaN is NaN."""
 
 
 def dot_product(call: AttentionCall) -> AttentionOutput:
-    """As `dense.dot_product`; beside a mask or bias of full size memory is O(T + S).
+    """Return the same as `dense.dot_product`, with memory O(T + S) besides a mask or bias of full size.
 
-    Raises NotImplementedError on other machines, and for what cuDNN lacks or does wrong; the reasons are in `_refuse`.
+    Raises NotImplementedError on other machines, and for what cuDNN does not support or does wrong (see
+    `_check_supported`).
     """
-    _refuse(call, compute_capability())
+    _check_supported(call, compute_capability())
     if 0 in call.query.shape or 0 in call.value.shape:
         return dense.dot_product(call)
-    call, bias = _with_bias(call)
-    return sanitize.run_sanitized(lambda call: _call(call, bias), call)
+    call, bias = _merge_mask_into_bias(call)
+    return sanitize.run_sanitized(lambda call: _call_cudnn(call, bias), call)
 
 
-def pays(call: AttentionCall, platform: str) -> bool:
-    """Always: it is the fastest where it serves."""
+def is_preferred(call: AttentionCall, platform: str) -> bool:
+    """Return True: cuDNN is the fastest implementation of every call that it supports."""
     return True
 
 
 def compute_capability() -> tuple[int, int]:
-    """The compute capability of this process's NVIDIA GPU.  Raises NotImplementedError where it has none."""
+    """Return (major, minor) of this process's NVIDIA GPU.  Raises NotImplementedError if it has none."""
     device = jax.local_devices()[0]
     if device.platform != 'gpu' or 'cuda' not in device.client.platform_version:
         raise NotImplementedError(f'platform: cudnn needs an NVIDIA GPU; this process runs on {device.platform}')
@@ -48,66 +51,75 @@ def compute_capability() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _refuse(call: AttentionCall, capability: tuple[int, int]) -> None:
+_NO_JAX_ARGUMENT = "JAX's cuDNN call has no such argument"
+
+
+def _check_supported(call: AttentionCall, capability: tuple[int, int]) -> None:
+    """Raise NotImplementedError, with argument and reason, if cuDNN cannot compute the call."""
     T, S = call.query.shape[1], call.key.shape[1]
-    half, width = call.query.dtype, max(call.query.shape[-1], call.value.shape[-1])
-    limit = 256 if capability[0] == 9 else 128
-    nowhere = 'JAX has no way to tell cuDNN'
+    dtype, width = call.query.dtype, max(call.query.shape[-1], call.value.shape[-1])
+    largest_width = 256 if capability[0] == 9 else 128
     raise_unsupported([
-        ('platform', capability < (8, 0), f'cuDNN wants compute capability 8.0; this GPU has {capability}'),
-        ('query', half not in (jnp.bfloat16, jnp.float16), f'cuDNN takes bfloat16 and float16, not {half}'),
-        ('query', width > limit, f'cuDNN has a gradient for heads of {limit} numbers here, not of {width}'),
-        # In its gradient there may be NaN (cudnn-frontend#1072).
-        ('query', T == 1, 'for one row cuDNN is not reliable, and nothing is gained'),
-        ('key', call.key.dtype != half, f'its dtype {call.key.dtype} is not that of query, {half}'),
-        ('value', call.value.dtype != half, f'its dtype {call.value.dtype} is not that of query, {half}'),
+        ('platform', capability < (8, 0), f'cuDNN needs compute capability 8.0; this GPU has {capability}'),
+        ('query', dtype not in (jnp.bfloat16, jnp.float16), f'cuDNN takes bfloat16 and float16, not {dtype}'),
+        ('query', width > largest_width,
+         f'on this GPU cuDNN has a gradient for heads of width up to {largest_width}, not {width}'),
+        # Its gradient may hold NaN (cudnn-frontend#1072).
+        ('query', T == 1, 'cuDNN is not reliable for one query row, and no faster'),
+        ('key', call.key.dtype != dtype, f'its dtype {call.key.dtype} is not that of query, {dtype}'),
+        ('value', call.value.dtype != dtype, f'its dtype {call.value.dtype} is not that of query, {dtype}'),
         ('scale', isinstance(call.scale, jax.Array), 'cuDNN takes a number, not an array'),
-        ('logits_soft_cap', call.logits_soft_cap is not None, nowhere),
-        ('sinks', call.sinks is not None, nowhere),
-        ('alibi_slopes', call.alibi_slopes is not None, nowhere),
-        ('dropout_rate', call.dropout_rate > 0.0, 'cuDNN draws other weights than the implementations here'),
+        ('logits_soft_cap', call.logits_soft_cap is not None, _NO_JAX_ARGUMENT),
+        ('sinks', call.sinks is not None, _NO_JAX_ARGUMENT),
+        ('alibi_slopes', call.alibi_slopes is not None, _NO_JAX_ARGUMENT),
+        ('dropout_rate', call.dropout_rate > 0.0, 'cuDNN drops other weights than the implementations here'),
         ('block_sizes', call.block_sizes is not None, 'cuDNN chooses its own'),
         ('return_weights', call.return_weights, 'cuDNN never forms them'),
-        ('return_residual', call.return_residual, f'JAX rounds it to {half}'),
-        *_refused_mask(call.mask, call.bias is not None or call.mask.mask is not None, T, S),
-        *_refused_pairs(call, T, S),
+        ('return_residual', call.return_residual, f'JAX rounds it to {dtype}'),
+        *_mask_refusals(call.mask, call.bias is not None or call.mask.mask is not None, T, S),
+        *_pair_array_refusals(call, T, S),
     ])  # fmt: skip
 
 
-def _refused_mask(mask: Mask, in_bias: bool, T: int, S: int) -> list[tuple[str, bool, str]]:
+def _mask_refusals(mask: Mask, has_bias: bool, T: int, S: int) -> list[tuple[str, bool, str]]:
     left, right = sanitize.effective_window(mask)
-    counts = mask.is_causal or mask.window is not None
+    compares_positions = mask.is_causal or mask.window is not None
     return [
-        ('prefix_lengths', mask.prefix_lengths is not None, 'cuDNN has no prefix'),
-        ('query_segment_ids', mask.query_segment_ids is not None, 'JAX has no way to tell cuDNN'),
-        ('query_positions', counts and mask.query_positions is not None, 'cuDNN counts rows'),
-        ('key_positions', counts and mask.key_positions is not None, 'cuDNN counts columns'),
-        # A bias can hold any window; without one cuDNN has those that end at the diagonal.
-        ('local_window_size', not in_bias and right > 0 and (left < T - 1 or right < S - 1),
+        ('prefix_lengths', mask.prefix_lengths is not None, 'cuDNN has no prefix mask'),
+        ('query_segment_ids', mask.query_segment_ids is not None, _NO_JAX_ARGUMENT),
+        ('query_positions', compares_positions and mask.query_positions is not None, 'cuDNN uses row numbers'),
+        ('key_positions', compares_positions and mask.key_positions is not None, 'cuDNN uses column numbers'),
+        # A bias can hold any window.  Without one, cuDNN has only windows that end at the diagonal.
+        ('local_window_size', not has_bias and right > 0 and (left < T - 1 or right < S - 1),
          f'cuDNN has windows to the left that end at the query, not {mask.window}'),
     ]  # fmt: skip
 
 
-def _refused_pairs(call: AttentionCall, T: int, S: int) -> list[tuple[str, bool, str]]:
-    given = {name: x for name, x in (('mask', call.mask.mask), ('bias', call.bias)) if x is not None}
-    if not given:
+def _pair_array_refusals(call: AttentionCall, T: int, S: int) -> list[tuple[str, bool, str]]:
+    pair_arrays = {name: x for name, x in (('mask', call.mask.mask), ('bias', call.bias)) if x is not None}
+    if not pair_arrays:
         return []
-    shapes = [x.shape for x in given.values()]
-    whole = (*np.broadcast_shapes(*shapes)[:2], T, S)
-    name, half = next(iter(given)), call.query.dtype
-    dtype = given['bias'].dtype if 'bias' in given else half
+    shapes = [x.shape for x in pair_arrays.values()]
+    full_shape = (*np.broadcast_shapes(*shapes)[:2], T, S)
+    name, query_dtype = next(iter(pair_arrays)), call.query.dtype
+    bias_dtype = pair_arrays['bias'].dtype if 'bias' in pair_arrays else query_dtype
+    came = ' and '.join(map(str, shapes))
     return [
-        ('bias', dtype != half, f'its dtype {dtype} is not that of query, {half}'),
-        (name, half == jnp.float16, 'cuDNN adds it in float16, where no number is low enough to hide a key'),
-        (name, whole not in shapes, f'cuDNN wants it spread out from {" and ".join(map(str, shapes))} to {whole}'),
-        (name, bool(T % 2 or S % 2), f'beside it cuDNN wants even lengths, not {T} and {S}'),
+        ('bias', bias_dtype != query_dtype, f'its dtype {bias_dtype} is not that of query, {query_dtype}'),
+        (name, query_dtype == jnp.float16, 'cuDNN adds it in float16, where no number is low enough to hide a key'),
+        (name, full_shape not in shapes, f'cuDNN needs it broadcast from {came} to {full_shape}'),
+        (name, bool(T % 2 or S % 2), f'with it cuDNN needs even lengths, not {T} and {S}'),
     ]
 
 
-def _with_bias(call: AttentionCall) -> tuple[AttentionCall, Array | None]:
-    """The call with all that hides pairs one by one in its mask, and that mask and the bias as one bias."""
+def _merge_mask_into_bias(call: AttentionCall) -> tuple[AttentionCall, Array | None]:
+    """Return the call and the bias for cuDNN, which is None if the call has neither mask array nor bias.
+
+    The mask of the returned call also hides the pairs whose bias is -inf.  The returned bias holds `HIDDEN_LOGIT` at
+    every pair that the mask hides.
+    """
     (T, S), mask, bias = (call.query.shape[1], call.key.shape[1]), call.mask.mask, call.bias
-    if bias is not None:  # one of -inf hides a pair like a mask
+    if bias is not None:  # a bias of -inf hides a pair as a mask does
         shown = bias > -jnp.inf
         mask = (shown | jnp.isnan(bias)) if mask is None else mask & (shown | jnp.isnan(bias))
     if mask is None:
@@ -115,15 +127,16 @@ def _with_bias(call: AttentionCall) -> tuple[AttentionCall, Array | None]:
     call = call._replace(mask=call.mask.replace(mask=mask))
     allowed = mask_as_array(call.mask, T, S)
     assert allowed is not None
-    # An array for several batch rows or heads holds what any of them sees.
-    shared = [axis for axis in range(4) if mask.shape[axis] == 1 < allowed.shape[axis]]
-    seen = jnp.any(allowed, axis=shared, keepdims=True)
-    nothing = jnp.zeros((), call.query.dtype)
-    return call, jnp.where(seen, nothing if bias is None else bias, jnp.asarray(HIDDEN_LOGIT, call.query.dtype))
+    # Where one entry of the array serves several batch rows or heads, it shows a pair that any of them may attend to.
+    broadcast_axes = [axis for axis in range(4) if mask.shape[axis] == 1 < allowed.shape[axis]]
+    allowed_by_any = jnp.any(allowed, axis=broadcast_axes, keepdims=True)
+    zero = jnp.zeros((), call.query.dtype)
+    hidden_logit = jnp.asarray(HIDDEN_LOGIT, call.query.dtype)
+    return call, jnp.where(allowed_by_any, zero if bias is None else bias, hidden_logit)
 
 
-def _call(call: AttentionCall, bias: Array | None) -> Array:
-    """cuDNN's own output [B, T, N, Hv]; rows that see nothing hold anything."""
+def _call_cudnn(call: AttentionCall, bias: Array | None) -> Array:
+    """Return cuDNN's output [B, T, N, Hv]; rows that may attend to no key hold arbitrary numbers."""
     B, T, _, H = call.query.shape
     S, Hv = call.key.shape[1], call.value.shape[-1]
     width = -(-max(H, Hv) // 8) * 8
@@ -131,10 +144,10 @@ def _call(call: AttentionCall, bias: Array | None) -> Array:
         jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, width - x.shape[-1]))) for x in (call.query, call.key, call.value)
     )
     left, right = sanitize.effective_window(call.mask)
-    # A window to the left needs is_causal: on its own cuDNN lets it see the whole future (jax#39576).
+    # A window to the left needs is_causal: without it cuDNN allows all later keys (jax#39576).
     is_windowed = bias is None and right == 0 and left < T - 1
     lengths = _lengths(call, B, T, S, left if is_windowed else None)
-    query, key, value, bias, *lengths = _mapped_together(query, key, value, bias, *lengths)
+    query, key, value, bias, *lengths = _vmapped_together(query, key, value, bias, *lengths)
     output = jax.nn.dot_product_attention(
         query, key, value, bias, scale=float(call.scale), is_causal=right == 0, implementation='cudnn',
         local_window_size=(left, 0) if is_windowed else None,
@@ -144,9 +157,14 @@ def _call(call: AttentionCall, bias: Array | None) -> Array:
 
 
 def _lengths(call: AttentionCall, B: int, T: int, S: int, left: int | None) -> tuple[Array, Array] | tuple[None, None]:
-    """Lengths under which every row sees some key: those that a window leaves with none come last, and are cut off."""
+    """Return lengths of queries and keys, [B] int32 each, under which every row may attend to some key.
+
+    The rows that a window leaves without keys come last, and are cut off.  Both are None if cuDNN needs no lengths.
+    `left`: the size of the window, or None.
+    """
     queries, keys = call.mask.query_seq_lengths, call.mask.key_value_seq_lengths
-    # Without lengths cuDNN leaves the end of a block of keys to chance (pytorch#196678), and has no window for T > S.
+    # Without lengths, cuDNN does not mask the end of a block of keys reliably (pytorch#196678), and has no window for
+    # T > S.
     if queries is None and keys is None and S % 128 == 0 and (left is None or T <= S):
         return None, None
     keys = jnp.full(B, S) if keys is None else jnp.maximum(sanitize.clip_lengths(keys, S), 1)
@@ -156,11 +174,11 @@ def _lengths(call: AttentionCall, B: int, T: int, S: int, left: int | None) -> t
     return jnp.maximum(queries, 1).astype(jnp.int32), keys.astype(jnp.int32)
 
 
-def _mapped_together(*arrays: Array | None) -> list[Any]:
-    """The same values, each of them mapped by `jax.vmap` if any is, as JAX's rule for cuDNN takes for granted.
+def _vmapped_together(*arrays: Array | None) -> list[Any]:
+    """Return the same values, all of them mapped by `jax.vmap` if any of them is.
 
-    Else it fails, and a bias that all calls share gets the sum of their gradients from each.
-    The compiler sees that nothing is done here.
+    JAX's batching rule for cuDNN assumes this.  Otherwise it fails, or a bias that all mapped calls share gets the sum
+    of their gradients in each of them.  The compiler removes these operations.
     """
     never = jnp.zeros((), bool)
     for x in arrays:

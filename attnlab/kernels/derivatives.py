@@ -1,4 +1,4 @@
-"""Derivatives that a function with its own gradient refuses, each by an error that names the function."""
+"""Errors for derivatives that a function with a custom gradient does not have; each names the function."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,21 +10,24 @@ from jax.interpreters import ad, batching, mlir
 
 
 def first_order_only(function: Callable, name: str) -> Callable:
-    """A gradient, its first argument fixed, that says by name that it has none of its own."""
+    """Return `function`, the gradient of the function `name`, so that its own derivative raises NotImplementedError.
 
-    def refuse(*_: Any) -> Any:
+    Its first argument is static.
+    """
+
+    def raise_error(*_: Any) -> Any:
         raise NotImplementedError(f"second derivatives: {name} has none; implementation='dense' has")
 
-    first = jax.custom_vjp(function, nondiff_argnums=(0,))
-    first.defvjp(refuse, refuse)
-    return first
+    wrapped = jax.custom_vjp(function, nondiff_argnums=(0,))
+    wrapped.defvjp(raise_error, raise_error)
+    return wrapped
 
 
 def reverse_mode_only(tree: Any, name: str, remedy: str = "implementation='dense' has") -> Any:
-    """The arrays of `tree`, whose forward-mode derivatives raise NotImplementedError with `name` and `remedy`.
+    """Return the arrays of `tree`, so that forward-mode derivatives of them raise NotImplementedError.
 
-    JAX's own error for inputs of a `custom_vjp` function is a TypeError that names neither function nor remedy.
-    Reverse mode passes, and costs nothing.
+    The error has the function's `name` and the `remedy`.  JAX's own error for inputs of a `custom_vjp` function is a
+    TypeError that has neither.  Reverse mode works, at no cost.
     """
     return jax.tree.map(partial(_identity, f'jax.jvp: {name} has no forward-mode derivative; {remedy}'), tree)
 
@@ -39,14 +42,14 @@ def _identity_tangent(error: str, primals: tuple, tangents: tuple) -> tuple[Any,
     return _identity(error, *primals), _tangent.bind(*tangents, error=error)
 
 
-def _refuse(*_: Any, error: str) -> Any:
+def _raise_error(*_: Any, error: str) -> Any:
     raise NotImplementedError(error)
 
 
-# Reverse mode transposes this identity before it is evaluated or compiled; forward mode does not.
+# Reverse mode transposes this identity before it is evaluated or compiled; forward mode evaluates or compiles it.
 _tangent = Primitive('reverse_only_tangent')
-_tangent.def_impl(_refuse)
+_tangent.def_impl(_raise_error)
 _tangent.def_abstract_eval(lambda x, error: x)
-mlir.register_lowering(_tangent, _refuse)
+mlir.register_lowering(_tangent, _raise_error)
 ad.deflinear2(_tangent, lambda cotangent, _, error: [cotangent])
 batching.primitive_batchers[_tangent] = lambda args, axes, error: (_tangent.bind(*args, error=error), axes[0])

@@ -1,4 +1,4 @@
-"""Dropout of attention weights as a function of where they stand, so that any block of them can be drawn again."""
+"""Dropout of attention weights as a function of their position, so that any block of them can be drawn again."""
 
 import jax
 import jax.numpy as jnp
@@ -7,33 +7,39 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 
 def dropout_seed(rng: PRNGKeyArray | UInt32[Array, '...']) -> UInt32[Array, '2']:
-    """Two words of any kind of key; `dropout_factors` counts from them."""
+    """Return the seed for `dropout_factors`, two random 32-bit words, from a typed or raw PRNG key."""
     return jax.random.bits(rng, (2,), jnp.uint32)
 
 
 def dropout_factors(
-    words: UInt32[Array, '2'], rate: float, rows: UInt32[Array, '*rows'], first: int | Int[Array, ''], size: int
+    seed: UInt32[Array, '2'], rate: float, rows: UInt32[Array, '*rows'], first: int | Int[Array, ''], size: int
 ) -> Float[Array, '*rows size']:
-    """What dropout multiplies weights by: 0 with probability `rate`, else 1 / (1 - rate), in float32.
+    """Return the float32 factors of the weights: 0 with probability `rate`, else 1 / (1 - rate).
 
-    The weight of query t and key s in head n of batch row b depends on `words`, its row number (b N + n) T + t and s
-    alone: every implementation, block size and pass draws the same (threefry 2x32, Salmon et al. 2011).
+    The factor for query t and key s in head n of batch row b depends only on the seed, on the row index
+    (b N + n) T + t and on s.  So every implementation, block size and pass draws the same factors (threefry 2x32,
+    Salmon et al. 2011).
 
-    rows: row numbers, of any shape.  first: the first key, even.  size: how many keys.
+    Args:
+      seed: from `dropout_seed`.
+      rate: the probability of dropping a weight.
+      rows: row indices, of any shape.
+      first: the index of the first key; even.
+      size: the number of keys.
     """
-    # One draw of threefry gives two words: those of an even key and of the odd one after it.
-    pairs = (size + 1) // 2
-    shape = (*rows.shape, pairs)
+    # One threefry counter gives two words: one for an even key, one for the odd key after it.
+    pair_count = (size + 1) // 2
+    shape = (*rows.shape, pair_count)
     row = jax.lax.broadcast_in_dim(rows, shape, tuple(range(rows.ndim)))
     pair = jax.lax.broadcasted_iota(jnp.uint32, shape, rows.ndim) + jnp.uint32(first) // 2
-    drawn = threefry_2x32((words[0], words[1]), jnp.stack([row, pair]))
-    drawn = jnp.moveaxis(drawn, 0, -1).reshape(*rows.shape, 2 * pairs)[..., :size]
-    return jnp.where(drawn >= jnp.uint32(round(rate * 2**32)), jnp.float32(1.0 / (1.0 - rate)), jnp.float32(0.0))
+    bits = threefry_2x32((seed[0], seed[1]), jnp.stack([row, pair]))
+    bits = jnp.moveaxis(bits, 0, -1).reshape(*rows.shape, 2 * pair_count)[..., :size]
+    return jnp.where(bits >= jnp.uint32(round(rate * 2**32)), jnp.float32(1.0 / (1.0 - rate)), jnp.float32(0.0))
 
 
 def global_row_indices(
-    rows: int | Int[Array, ''], N: int, T: int, first: int | Int[Array, ''], size: int
+    batch_row: int | Int[Array, ''], N: int, T: int, first: int | Int[Array, ''], size: int
 ) -> UInt32[Array, 'N size']:
-    """(b N + n) T + t modulo 2^32, for the batch row b = `rows`, its N heads and `size` queries from `first` on."""
-    heads = jnp.uint32(rows) * jnp.uint32(N) + jnp.arange(N, dtype=jnp.uint32)
+    """Return (b N + n) T + t modulo 2^32 for batch row b, its N heads n and `size` queries t from `first` on."""
+    heads = jnp.uint32(batch_row) * jnp.uint32(N) + jnp.arange(N, dtype=jnp.uint32)
     return heads[:, None] * jnp.uint32(T) + (jnp.uint32(first) + jnp.arange(size, dtype=jnp.uint32))[None]

@@ -1,7 +1,7 @@
-"""Who may attend to whom, kept as a description until an implementation asks for the array.
+"""Attention masks as descriptions: an implementation computes an array, or a tile of it, only where it needs one.
 
-rules = causal() & window(128, 0) & padding(keys=lengths)
-attnlab.dot_product_attention(query, key, value, mask=rules)
+mask = causal_mask() & window_mask(128, 0) & padding_mask(keys=lengths)
+attnlab.dot_product_attention(query, key, value, mask=mask)
 """
 
 import dataclasses
@@ -16,8 +16,10 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Int
 
 AnyArray = Array | np.ndarray
+"""An array of JAX or NumPy."""
+
 IntegerLists = Sequence[int] | Sequence[Sequence[int]]
-"""Integers of one axis or two, as Python lists."""
+"""Integers with one axis or two, as Python lists."""
 
 WindowSize = SupportsIndex | Sequence[SupportsIndex]
 """The size of both sides of a window, or (left, right)."""
@@ -25,17 +27,18 @@ WindowSize = SupportsIndex | Sequence[SupportsIndex]
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """The rules of one attention call; a query attends to a key where every given rule allows it.
+    """The mask of one attention call: a query attends to a key if every field that is set allows it.
 
     mask: boolean, True attends, broadcastable to [B, N, T, S].
-    query_seq_lengths, key_value_seq_lengths: [B]; positions at and after a length take no part.
-    query_positions, key_positions: [B, T], [B, S]; what causality and windows compare; row and column numbers if None.
-    query_segment_ids, key_segment_ids: [B, T], [B, S]; attend only where equal.
-    is_causal: no key after the query.  window: (left, right), the keys at most so far before and after the query.
-    prefix_lengths: [B]; causality spares the first keys, which all queries see.
+    query_seq_lengths, key_value_seq_lengths: [B]; positions at and after a length are masked.
+    query_positions, key_positions: [B, T], [B, S]; compared by causality and windows; row and column numbers if None.
+    query_segment_ids, key_segment_ids: [B, T], [B, S]; a query attends only to equal ids.
+    prefix_lengths: [B]; all queries attend to that many first keys, in spite of causality.
+    is_causal: a query attends to no later key.
+    window: (left, right), how far before and after itself a query attends.
 
-    A tree of arrays to JAX; is_causal and window are part of its structure, fixed in a compiled program.
-    The constructor takes NumPy arrays and integers of any width too, and stores JAX arrays of int32 or wider.
+    It is a pytree of its arrays; `is_causal` and `window` are part of its structure, and fixed in a compiled program.
+    The constructor also takes NumPy arrays and integers of any width, and stores JAX arrays of int32 or wider.
     """
 
     mask: Bool[Array, '#B #N #T #S'] | None = None
@@ -51,28 +54,31 @@ class Mask:
 
     def __post_init__(self) -> None:
         for name in _FIELDS:
-            object.__setattr__(self, name, _stored(name, getattr(self, name)))
+            object.__setattr__(self, name, _convert_field(name, getattr(self, name)))
 
     def __and__(self, other: 'Mask') -> 'Mask':
-        """Both rules.  Raises ValueError where each has positions or segments of its own."""
+        """Return the mask that allows the pairs that both allow.
+
+        Raises ValueError if both have positions, or both have segment ids, that are not the same arrays.
+        """
         if self.is_causal and other.is_causal and (self.prefix_lengths is None or other.prefix_lengths is None):
-            # Plain causality beside a prefix spares nothing.
+            # Causality without a prefix forbids what the other mask's prefix allows.
             self, other = self.replace(prefix_lengths=None), other.replace(prefix_lengths=None)
-        return Mask(**{name: _merge(name, getattr(self, name), getattr(other, name)) for name in _FIELDS})
+        return Mask(**{name: _merge_fields(name, getattr(self, name), getattr(other, name)) for name in _FIELDS})
 
     def replace(self, **changes: Any) -> 'Mask':
-        """The same mask but for some fields."""
+        """Return the mask with some fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def restrict(self) -> bool:
-        """Whether any field can rule anything out; positions by themselves do not."""
+    def restricts_any_pair(self) -> bool:
+        """Return whether any field is set that can forbid a pair; positions alone cannot."""
         fields = {name: getattr(self, name) for name in _FIELDS if not name.endswith('positions')}
         return any(x is not None and x is not False for x in fields.values())
 
     def map_arrays(self, function: Callable[[Array, str], Any]) -> 'Mask':
-        """A mask that holds `function(array, axes)` for each array; axes as in `MASK_AXES`, one letter each."""
+        """Return a mask that holds `function(array, axes)` for each array; `axes` is its entry in `MASK_AXES`."""
         arrays = ((getattr(self, name), axes) for name, axes in MASK_AXES.items())
-        return _unflatten(
+        return _unflatten_mask(
             (self.is_causal, self.window), (None if x is None else function(x, axes) for x, axes in arrays)
         )
 
@@ -81,14 +87,15 @@ MASK_AXES = {
     'mask': 'BNTS', 'query_seq_lengths': 'B', 'key_value_seq_lengths': 'B', 'query_positions': 'BT',
     'key_positions': 'BS', 'query_segment_ids': 'BT', 'key_segment_ids': 'BS', 'prefix_lengths': 'B',
 }  # fmt: skip
-"""The axes of each array of a mask."""
+"""The axes of each array of a mask, one letter each."""
 
 _STATIC = ('is_causal', 'window')
 _FIELDS = (*MASK_AXES, *_STATIC)
 
 
-def _unflatten(static: tuple, arrays: Iterable[Any]) -> Mask:
-    """Without the checks of the constructor, because JAX puts more than arrays into a tree."""
+def _unflatten_mask(static: tuple, arrays: Iterable[Any]) -> Mask:
+    """Make a mask without the conversions of the constructor, because JAX also puts objects other than arrays into a
+    pytree."""
     mask = object.__new__(Mask)
     for name, value in zip((*_STATIC, *MASK_AXES), (*static, *arrays), strict=True):
         object.__setattr__(mask, name, value)
@@ -101,12 +108,12 @@ jax.tree_util.register_pytree_with_keys(
         [(jax.tree_util.GetAttrKey(name), getattr(mask, name)) for name in MASK_AXES],
         tuple(getattr(mask, name) for name in _STATIC),
     ),
-    _unflatten,
+    _unflatten_mask,
 )
 
 
-def _stored(name: str, x: Any) -> Any:
-    """A field of `Mask` as it is stored; what is stored already comes back itself."""
+def _convert_field(name: str, x: Any) -> Any:
+    """Return the value of a field as `Mask` stores it; a value in the stored form is returned as it is."""
     match name:
         case _ if x is None:
             return None
@@ -123,8 +130,9 @@ def _stored(name: str, x: Any) -> Any:
 def widen_integers(name: str, x: ArrayLike | IntegerLists) -> Array:
     """Convert signed integers to int32 or wider, because window sizes and cache lengths do not fit int8 and int16.
 
-    Raises ValueError for values beyond the integers that JAX has here, which it would wrap around in silence; lengths
-    are cut to the largest instead.  Other dtypes are returned as they are: the caller checks which it takes.
+    Raises ValueError, with the argument's `name`, for values beyond the range of JAX's integers, which JAX would wrap
+    around without an error; lengths are clipped to the largest integer instead.  Other dtypes are returned as they are:
+    the caller checks whether it takes them.
     """
     if not isinstance(x, jax.Array):
         x = np.asarray(x)
@@ -136,12 +144,12 @@ def widen_integers(name: str, x: ArrayLike | IntegerLists) -> Array:
                 raise ValueError(f'{name} holds {x.min()} .. {x.max()}; expected {limits.min} .. {limits.max}')
             x = np.clip(x, limits.min, limits.max)
         x = jnp.asarray(x)
-    narrow = jnp.issubdtype(x.dtype, jnp.signedinteger) and x.dtype.itemsize < 4
-    return x.astype(jnp.int32) if narrow else x
+    is_narrow = jnp.issubdtype(x.dtype, jnp.signedinteger) and x.dtype.itemsize < 4
+    return x.astype(jnp.int32) if is_narrow else x
 
 
 def window_sides(size: Any, name: str = 'local_window_size') -> tuple[int, int] | None:
-    """(left, right) of a window given as one integer for both sides or as two, Python's or NumPy's.
+    """Return (left, right) of a window size: one integer for both sides, or two, of Python or NumPy.
 
     Raises ValueError, with the argument's `name`, for anything else and for negative sizes.
     """
@@ -153,34 +161,29 @@ def window_sides(size: Any, name: str = 'local_window_size') -> tuple[int, int] 
         left = right = -1
     if min(left, right) < 0:
         raise ValueError(f'{name} is {size}; expected a number or (left, right), none of them negative')
-    return min(left, 2**30), min(right, 2**30)  # positions are int32, and added to
+    return min(left, 2**30), min(right, 2**30)  # they are added to positions, which are int32
 
 
-def _merge(name: str, one: Any, other: Any) -> Any:
-    if one is None or one is False or one is other:
-        return other
-    if other is None or other is False:
-        return one
+def _merge_fields(name: str, first: Any, second: Any) -> Any:
+    if first is None or first is False or first is second:
+        return second
+    if second is None or second is False:
+        return first
     match name:
         case 'mask':
-            return one & other
+            return first & second
         case 'query_seq_lengths' | 'key_value_seq_lengths' | 'prefix_lengths':
-            return jnp.minimum(one, other)
+            return jnp.minimum(first, second)
         case 'window':
-            return min(one[0], other[0]), min(one[1], other[1])
+            return min(first[0], second[0]), min(first[1], second[1])
         case 'is_causal':
             return True
         case _:
-            raise ValueError(f'{name} is given twice; expected it in one of the rules that are combined')
-
-
-def _mask(**fields: Any) -> Mask:
-    """`Mask` of fields as users give them: lists, arrays of NumPy and integers of any width."""
-    return Mask(**{name: _stored(name, x) for name, x in fields.items()})
+            raise ValueError(f'{name} is given twice; expected it in one of the masks that are combined')
 
 
 class MaskArguments(TypedDict, total=False):
-    """Keyword arguments of the attention functions that say which pairs attend."""
+    """The mask arguments of the attention functions, except `mask` itself."""
 
     is_causal: bool
     query_seq_lengths: Int[AnyArray, ' B'] | IntegerLists | None
@@ -193,95 +196,103 @@ class MaskArguments(TypedDict, total=False):
 
 
 def mask_from_arguments(mask: AnyArray | Mask | None, arguments: MaskArguments) -> Mask:
-    """The mask of an attention call.  Raises TypeError for arguments that do not exist, ValueError for bad ones."""
+    """Return the mask of an attention call, from its `mask` and its other mask arguments.
+
+    Raises TypeError for unknown arguments, ValueError for arguments with invalid values.
+    """
     if unknown := arguments.keys() - MaskArguments.__annotations__.keys():
         raise TypeError(f'unexpected keyword arguments {sorted(unknown)}; expected {[*MaskArguments.__annotations__]}')
     fields: dict[str, Any] = {**arguments}
-    rules = _mask(window=window_sides(fields.pop('local_window_size', None)), **fields)
-    return rules & (mask if isinstance(mask, Mask) else _mask(mask=mask))
+    from_keywords = _make_mask(window=window_sides(fields.pop('local_window_size', None)), **fields)
+    return from_keywords & (mask if isinstance(mask, Mask) else _make_mask(mask=mask))
+
+
+def _make_mask(**fields: Any) -> Mask:
+    """Return a `Mask` from fields that may be lists, NumPy arrays and integers of any width."""
+    return Mask(**{name: _convert_field(name, x) for name, x in fields.items()})
 
 
 def causal_mask(
     query_positions: Int[AnyArray, '#B T'] | IntegerLists | None = None,
     key_positions: Int[AnyArray, '#B S'] | IntegerLists | None = None,
 ) -> Mask:
-    """No key after the query; by row and column numbers unless positions are given."""
-    return _mask(is_causal=True, query_positions=query_positions, key_positions=key_positions)
+    """Allow no key after the query; positions are row and column numbers unless given."""
+    return _make_mask(is_causal=True, query_positions=query_positions, key_positions=key_positions)
 
 
 def window_mask(left: SupportsIndex, right: SupportsIndex) -> Mask:
-    """Keys at most `left` before and `right` after the query, which is itself always inside."""
-    return _mask(window=window_sides((left, right), 'the window'))
+    """Allow keys at most `left` before and `right` after the query, including the query's own position."""
+    return _make_mask(window=window_sides((left, right), 'the window'))
 
 
 def prefix_mask(lengths: Int[AnyArray, ' B'] | IntegerLists) -> Mask:
-    """Causal but for the first `lengths[b]` keys, which every query sees (prefix LM, Raffel et al. 2020, 3.2.1)."""
-    return _mask(is_causal=True, prefix_lengths=lengths)
+    """Allow no key after the query, except the first `lengths[b]` keys (prefix LM, Raffel et al. 2020, 3.2.1)."""
+    return _make_mask(is_causal=True, prefix_lengths=lengths)
 
 
 def padding_mask(
     queries: Int[AnyArray, ' B'] | IntegerLists | None = None, keys: Int[AnyArray, ' B'] | IntegerLists | None = None
 ) -> Mask:
-    """Only the first `queries[b]` queries and `keys[b]` keys take part."""
-    return _mask(query_seq_lengths=queries, key_value_seq_lengths=keys)
+    """Allow only the first `queries[b]` queries and the first `keys[b]` keys."""
+    return _make_mask(query_seq_lengths=queries, key_value_seq_lengths=keys)
 
 
 def segment_mask(
     queries: Int[AnyArray, '#B T'] | IntegerLists, keys: Int[AnyArray, '#B S'] | IntegerLists | None = None
 ) -> Mask:
-    """A query sees the keys of its own segment; `keys` are the same ids as `queries` if None."""
-    return _mask(query_segment_ids=queries, key_segment_ids=queries if keys is None else keys)
+    """Allow keys with the segment id of the query; the ids of the keys are those of the queries if None."""
+    return _make_mask(query_segment_ids=queries, key_segment_ids=queries if keys is None else keys)
 
 
 def packed_mask(ids: Int[AnyArray, 'B T'] | IntegerLists) -> Mask:
-    """Documents packed into rows, each causal on its own, with positions that start from 0 in each."""
+    """Mask for documents packed into rows: causal within each segment, with positions that start from 0 in each."""
     return segment_mask(ids) & causal_mask(*(positions_in_segments(ids),) * 2)
 
 
 def positions_in_segments(ids: Int[AnyArray, 'B T'] | IntegerLists) -> Int[Array, 'B T']:
-    """Positions that start from 0 wherever the segment id changes along a row."""
+    """Return positions that start from 0 wherever the segment id changes along a row."""
     ids = widen_integers('ids', ids)
-    at = jax.lax.broadcasted_iota(jnp.int32, ids.shape, 1)
-    starts = jnp.concatenate([jnp.ones_like(ids[:, :1], bool), ids[:, 1:] != ids[:, :-1]], axis=1)
-    return at - jax.lax.cummax(jnp.where(starts, at, 0), axis=1)
+    columns = jax.lax.broadcasted_iota(jnp.int32, ids.shape, 1)
+    is_start = jnp.concatenate([jnp.ones_like(ids[:, :1], bool), ids[:, 1:] != ids[:, :-1]], axis=1)
+    return columns - jax.lax.cummax(jnp.where(is_start, columns, 0), axis=1)
 
 
 def query_and_key_positions(mask: Mask, T: int, S: int) -> tuple[Int[Array, '#B T'], Int[Array, '#B S']]:
-    """Positions of queries and keys: those of the mask, else row and column numbers."""
+    """Return the positions of queries and keys: those of the mask, or row and column numbers."""
     queries, keys = mask.query_positions, mask.key_positions
     return jnp.arange(T)[None] if queries is None else queries, jnp.arange(S)[None] if keys is None else keys
 
 
 def position_distances(mask: Mask, T: int, S: int) -> Int[Array, '#B 1 T S']:
-    """|query position - key position|."""
+    """Return |query position - key position|."""
     queries, keys = query_and_key_positions(mask, T, S)
     return jnp.abs(queries[:, None, :, None] - keys[:, None, None, :])
 
 
 def mask_as_array(mask: Mask, T: int, S: int) -> Bool[Array, '#B #N #T #S'] | None:
-    """The mask as one boolean array, or None where all attend to all."""
+    """Return the mask as one boolean array, or None if every query attends to every key."""
     queries, keys = query_and_key_positions(mask, T, S)
     query, key = queries[:, None, :, None], keys[:, None, None, :]
-    allowed = []
+    conditions = []
     if mask.mask is not None:
-        allowed.append(mask.mask)
+        conditions.append(mask.mask)
     if mask.query_seq_lengths is not None:
-        allowed.append(length_mask(mask.query_seq_lengths, T)[:, None, :, None])
+        conditions.append(length_mask(mask.query_seq_lengths, T)[:, None, :, None])
     if mask.key_value_seq_lengths is not None:
-        allowed.append(length_mask(mask.key_value_seq_lengths, S)[:, None, None, :])
+        conditions.append(length_mask(mask.key_value_seq_lengths, S)[:, None, None, :])
     if mask.query_segment_ids is not None and mask.key_segment_ids is not None:
-        allowed.append(mask.query_segment_ids[:, None, :, None] == mask.key_segment_ids[:, None, None, :])
+        conditions.append(mask.query_segment_ids[:, None, :, None] == mask.key_segment_ids[:, None, None, :])
     if mask.is_causal:
-        past = key <= query
+        causal = key <= query
         if mask.prefix_lengths is not None:
-            past = past | length_mask(mask.prefix_lengths, S)[:, None, None, :]
-        allowed.append(past)
+            causal = causal | length_mask(mask.prefix_lengths, S)[:, None, None, :]
+        conditions.append(causal)
     if mask.window is not None:
         left, right = mask.window
-        allowed.append((key >= query - left) & (key <= query + right))
-    return functools.reduce(operator.and_, allowed) if allowed else None
+        conditions.append((key >= query - left) & (key <= query + right))
+    return functools.reduce(operator.and_, conditions) if conditions else None
 
 
 def length_mask(lengths: Int[Array, ' B'], size: int) -> Bool[Array, 'B size']:
-    """True on the first `lengths[b]` of `size` positions."""
+    """Return True for the first `lengths[b]` of `size` positions."""
     return jax.lax.broadcasted_iota(jnp.int32, (lengths.shape[0], size), 1) < lengths[:, None]

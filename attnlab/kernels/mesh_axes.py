@@ -1,4 +1,4 @@
-"""The axes of a mesh of devices by name, and what of an array is divided over which."""
+"""Names of the axes of a device mesh, and functions that divide arrays over them or replicate them."""
 
 import math
 from collections.abc import Mapping
@@ -9,26 +9,26 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Shaped
 
 MESH_AXES: tuple[str, ...] = ('data', 'fsdp', 'expert', 'sequence', 'tensor')
-"""All that a mesh may have, those first between whose devices the least is sent."""
+"""All mesh axis names, ordered from least to most communication between the devices of the axis."""
 
 BATCH_AXES = ('data', 'fsdp', 'expert')
-"""Over these the rows of a batch are divided."""
+"""The mesh axes over which the rows of a batch are divided."""
 
 SEQUENCE_AXIS = 'sequence'
-"""Over this the tokens of each row."""
+"""The mesh axis over which the tokens of each row are divided."""
 
 EXPERT_AXIS = 'expert'
-"""Over this also the experts of a mixture."""
+"""The mesh axis over which the experts of a mixture are divided, besides batch rows."""
 
 TENSOR_AXIS = 'tensor'
-"""Over this heads, hidden activations and the vocabulary."""
+"""The mesh axis over which heads, hidden activations and the vocabulary are divided."""
 
 
 def shard_rows(x: Shaped[Array, 'B ...']) -> Shaped[Array, 'B ...']:
-    """x as it is, where a mesh is in context (`jax.set_mesh`) divided as a batch is: rows, and what comes next, such as
-    tokens.
+    """Return x with axis 0 (rows) divided over `BATCH_AXES` and axis 1 (such as tokens) over `SEQUENCE_AXIS`.
 
-    Without it the compiler may gather activations where it should gather parameters.
+    Without a mesh in context (`jax.set_mesh`), and inside `jax.shard_map`, x is returned as it is.
+    Without this constraint the compiler may gather activations where it should gather parameters.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes:
@@ -37,26 +37,38 @@ def shard_rows(x: Shaped[Array, 'B ...']) -> Shaped[Array, 'B ...']:
 
 
 def batch_axes_dividing(sizes: Mapping[str, int], B: int) -> tuple[str, ...]:
-    """The axes of a mesh that divide B rows evenly: each of `BATCH_AXES` that still does."""
-    kept, parts = [], 1
+    """Return the mesh axes that together divide B rows evenly.
+
+    The axes of `BATCH_AXES` are tried in order; one that no longer divides evenly is left out.
+    `sizes` has the size of each mesh axis by name.
+    """
+    dividing, parts = [], 1
     for axis in BATCH_AXES:
         if axis in sizes and B % (parts * sizes[axis]) == 0:
-            kept.append(axis)
+            dividing.append(axis)
             parts *= sizes[axis]
-    return tuple(kept)
+    return tuple(dividing)
 
 
 def evaluation_batch_size(limit: int, count: int) -> int:
-    """Of `count` rows to run, how many at once: a multiple of the devices that the mesh in context divides rows over,
-    about `limit` in one memory, which the devices of a CPU share, and no more than there is need of."""
+    """Return the evaluation batch size for `count` rows: a multiple of the data-parallel device count.
+
+    The data-parallel devices are those over which the mesh in context divides rows.  The batch has about `limit` rows
+    for each memory, and no more rows than `count` needs.  Accelerators have one memory each; all devices of a CPU share
+    one.
+    """
     sizes = jax.sharding.get_abstract_mesh().shape
     parts = math.prod(sizes.get(axis, 1) for axis in BATCH_AXES)
-    each = max(1, limit // parts) if jax.default_backend() == 'cpu' else limit
-    return parts * min(each, -(-count // parts))
+    rows_per_device = max(1, limit // parts) if jax.default_backend() == 'cpu' else limit
+    return parts * min(rows_per_device, -(-count // parts))
 
 
 def replicate_arrays(tree: Any) -> Any:
-    """Arrays as they are, on each device of the mesh in context all of them, so that every process can read them."""
+    """Return the arrays of `tree` replicated on every device of the mesh in context, so that every process can read
+    them.
+
+    Without a mesh in context they are returned as they are.
+    """
     if jax.sharding.get_abstract_mesh().empty:
         return tree
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree)
@@ -65,9 +77,9 @@ def replicate_arrays(tree: Any) -> Any:
 def match_varying_axes(tree: Any, *like: Any) -> Any:
     """Cast the arrays of `tree` to vary over every mesh axis that any array of `tree` or `like` varies over.
 
-    Under the checks of `jax.shard_map` a loop's carry has one type before and after a step: a constant start varies
-    over no axis, and the sum of it and a device's part of an array does.  The values are the same, and outside of
-    `jax.shard_map` nothing is done.
+    Under the checks of `jax.shard_map` a loop's carry has one type before and after a step: a constant initial carry
+    varies over no axis, and the sum of it and a device's part of an array does.  The values stay the same, and outside
+    of `jax.shard_map` nothing is done.
     """
     varying = lambda x: jax.typeof(x).mat.varying
     names = frozenset().union(*map(varying, jax.tree.leaves((tree, like))))

@@ -1,6 +1,6 @@
 """Norms over the last axis, in float32 or wider inside.
 
-A row that holds NaN or infinity gives NaN and sends no gradient: where nobody looks at it, it harms nobody.
+A row that holds NaN or infinity gives NaN and has a gradient of zero, so that a masked row harms no other row.
 """
 
 import math
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 def rms_norm(
     x: Float[Array, '*B H'], gain: Float[Array, ' H'] | None = None, *, epsilon: float = 1e-6
 ) -> Float[Array, '*B H']:
-    """gain * x / sqrt(mean(x^2) + epsilon) (Zhang and Sennrich 2019), with epsilon inside the root.
+    """Return gain * x / sqrt(mean(x^2) + epsilon) (Zhang and Sennrich 2019), with epsilon inside the root.
 
     Args:
       x: [*B, H], any float.
@@ -24,66 +24,68 @@ def rms_norm(
       [*B, H] in the dtype of `x`.  A zero row gives zero, with the gradient of the formula: gain / sqrt(epsilon).
 
     Raises:
-      ValueError: for an `x` without axes or floats, a gain that does not fit, an epsilon that is not positive.
+      ValueError: if `x` has no axes or is not a float, `gain` has another shape, or `epsilon` is not positive.
     """
-    _check(x, epsilon)
+    _check_arguments(x, epsilon)
     if gain is not None and gain.shape != x.shape[-1:]:
         raise ValueError(f'gain has shape {gain.shape}; expected [H] = {x.shape[-1:]}, the last axis of x')
-    rows, largest, finite = _rows(x)
-    scale = _divisor(largest, 1.0)  # only down, as epsilon matters to what is small
-    scaled = rows / scale
-    mean = jnp.sum(scaled * scaled, axis=-1, keepdims=True) / max(x.shape[-1], 1)
-    normed = scaled * jax.lax.rsqrt(mean + epsilon / scale / scale)
+    rows, largest, is_finite = _finite_rows(x)
+    divisor = _safe_divisor(largest, 1.0)  # at least 1: a small row must not be enlarged, because epsilon applies to it
+    scaled = rows / divisor
+    mean_square = jnp.sum(scaled * scaled, axis=-1, keepdims=True) / max(x.shape[-1], 1)
+    normalised = scaled * jax.lax.rsqrt(mean_square + epsilon / divisor / divisor)
     if gain is not None:
-        normed = normed * jnp.broadcast_to(gain.astype(normed.dtype), normed.shape)
-    return jnp.where(finite, normed, jnp.nan).astype(x.dtype)
+        normalised = normalised * jnp.broadcast_to(gain.astype(normalised.dtype), normalised.shape)
+    return jnp.where(is_finite, normalised, jnp.nan).astype(x.dtype)
 
 
 def l2_norm(x: Float[Array, '*B H'], *, epsilon: float = 1e-6) -> Float[Array, '*B H']:
-    """x / max(||x||, epsilon), with epsilon outside the root: a short row still gets length one (Henry et al. 2020).
+    """Return x / max(||x||, epsilon).
+
+    epsilon is outside the root, so a row of length epsilon or more gets length one (Henry et al. 2020).
 
     Args:
       x: [*B, H], any float.
       epsilon: rows shorter than it are divided by it.
 
     Returns:
-      [*B, H] in the dtype of `x`.  A zero row (or one of subnormal numbers) has no direction: it gives zero,
-      and sends a gradient of zero.
+      [*B, H] in the dtype of `x`.  A zero row (or one of subnormal numbers) has no direction: it gives zero and has a
+      gradient of zero.
 
     Raises:
-      ValueError: for an `x` without axes or floats, an epsilon that is not positive.
+      ValueError: if `x` has no axes or is not a float, or `epsilon` is not positive.
     """
-    _check(x, epsilon)
-    rows, largest, finite = _rows(x)
+    _check_arguments(x, epsilon)
+    rows, largest, is_finite = _finite_rows(x)
     tiny = float(jnp.finfo(rows.dtype).tiny)
-    zero = largest < tiny
-    scale = _divisor(largest, tiny)
-    scaled = rows / scale
-    # The root of zero has no slope, and what is infinite would come through the `where` below as NaN.
-    length = jnp.sqrt(jnp.where(zero, 1.0, jnp.sum(scaled * scaled, axis=-1, keepdims=True)))
-    normed = jnp.where(zero, 0.0, scaled / jnp.maximum(length, epsilon / scale))
-    return jnp.where(finite, normed, jnp.nan).astype(x.dtype)
+    is_zero = largest < tiny
+    divisor = _safe_divisor(largest, tiny)
+    scaled = rows / divisor
+    # The derivative of the root is infinite at zero, and the `where` below would turn that into NaN.
+    length = jnp.sqrt(jnp.where(is_zero, 1.0, jnp.sum(scaled * scaled, axis=-1, keepdims=True)))
+    normalised = jnp.where(is_zero, 0.0, scaled / jnp.maximum(length, epsilon / divisor))
+    return jnp.where(is_finite, normalised, jnp.nan).astype(x.dtype)
 
 
-def _rows(x: Float[Array, '*B H']) -> tuple[Float[Array, '*B H'], Float[Array, '*B 1'], Bool[Array, '*B 1']]:
-    """Wide rows with zeros for those that are not finite, their largest magnitudes, and which were finite."""
+def _finite_rows(x: Float[Array, '*B H']) -> tuple[Float[Array, '*B H'], Float[Array, '*B 1'], Bool[Array, '*B 1']]:
+    """Return wide rows with zeros for non-finite rows, the largest magnitude of each, and which were finite."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     largest = jnp.max(jnp.abs(jax.lax.stop_gradient(wide)), axis=-1, keepdims=True, initial=0.0)
-    # Not from the largest alone: on a CPU XLA's maximum of a large array loses NaN.
-    finite = jnp.all(jnp.isfinite(wide), axis=-1, keepdims=True)
-    return jnp.where(finite, wide, 0.0), jnp.where(finite, largest, 0.0), finite
+    # `largest` alone does not show NaN: on a CPU, XLA's maximum of a large array ignores NaN.
+    is_finite = jnp.all(jnp.isfinite(wide), axis=-1, keepdims=True)
+    return jnp.where(is_finite, wide, 0.0), jnp.where(is_finite, largest, 0.0), is_finite
 
 
-def _divisor(largest: Float[Array, '*B 1'], lowest: float) -> Float[Array, '*B 1']:
-    """What to divide rows by so that their squares neither overflow nor vanish; at least `lowest`.
+def _safe_divisor(largest: Float[Array, '*B 1'], lowest: float) -> Float[Array, '*B 1']:
+    """Return a divisor of the rows, at least `lowest`, such that their squares neither overflow nor underflow.
 
-    The norms do not depend on it, so it is a constant to the gradient.  Its reciprocal must be a normal number too:
-    XLA multiplies by that, and takes subnormal numbers for zero.
+    The norms do not depend on it, so it is a constant to the gradient.  Its reciprocal must be a normal number too,
+    because XLA multiplies by the reciprocal and flushes subnormal numbers to zero.
     """
     return jnp.clip(largest, lowest, 1.0 / float(jnp.finfo(largest.dtype).tiny))
 
 
-def _check(x: Array, epsilon: float) -> None:
+def _check_arguments(x: Array, epsilon: float) -> None:
     if x.ndim == 0:
         raise ValueError('x has no axes; expected [..., H]')
     if not jnp.issubdtype(x.dtype, jnp.floating):

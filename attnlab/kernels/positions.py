@@ -1,4 +1,4 @@
-"""Where a token stands, as numbers: sinusoidal codes, slopes of linear biases, buckets of distances.
+"""Position encodings that are not rotary: sinusoidal encodings, ALiBi slopes, relative position buckets of T5.
 
 Rotary encodings are in `attnlab.kernels.rotary`.
 """
@@ -14,7 +14,7 @@ from attnlab.kernels.rotary import rotary_frequencies
 
 
 def sinusoidal_encoding(positions: Real[ArrayLike, '*P'], width: int, base: float = 10000.0) -> Float32[Array, '*P D']:
-    """Sines and cosines of the position (Vaswani et al. 2017, section 3.5).
+    """Return sines and cosines of the positions (Vaswani et al. 2017, section 3.5).
 
     Columns 2i and 2i + 1 are the sine and the cosine of position * base^(-2i / D): interleaved, as in the paper (some
     code has all sines first).  An odd width ends with a sine.  Angles are float32, with the error that
@@ -23,26 +23,27 @@ def sinusoidal_encoding(positions: Real[ArrayLike, '*P'], width: int, base: floa
     Args:
       positions: [*P] integers or floats, of any size and sign.
       width: D > 0, even or odd.
+      base: > 1; the first pair of columns changes by one radian a position, the last almost `base` times slower.
 
     Returns:
       [*P, D] float32.
 
     Raises:
-      ValueError: for a width that is not positive, and for positions that are not numbers.
+      ValueError: if the width is not positive, or the positions are not numbers.
     """
     positions = widen_integers('positions', positions)
     if width < 1:
         raise ValueError(f'width is {width}; expected a positive number of columns')
     if not (jnp.issubdtype(positions.dtype, jnp.integer) or jnp.issubdtype(positions.dtype, jnp.floating)):
         raise ValueError(f'positions have dtype {positions.dtype}; expected integers or floats')
-    speeds = jnp.asarray(rotary_frequencies(width, base), jnp.float32)
-    angles = positions.astype(jnp.float32)[..., None] * jnp.expand_dims(speeds, tuple(range(positions.ndim)))
-    both = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-    return both.reshape(*positions.shape, 2 * speeds.size)[..., :width]
+    frequencies = jnp.asarray(rotary_frequencies(width, base), jnp.float32)
+    angles = positions.astype(jnp.float32)[..., None] * jnp.expand_dims(frequencies, tuple(range(positions.ndim)))
+    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return pairs.reshape(*positions.shape, 2 * frequencies.size)[..., :width]
 
 
 def sinusoidal_encoding_2d(rows: int, columns: int, width: int, base: float = 10000.0) -> Float32[Array, 'tokens D']:
-    """Codes of a grid: the first half of the columns is `sinusoidal_encoding` of the row, the second of the column.
+    """Return encodings of a grid: the first half of the columns encodes the row, the second half the column.
 
     The numbers are those of MoCo v3 (Chen, Xie and He 2021), whose code puts the column before the row and, within
     a half, all sines before all cosines.
@@ -50,30 +51,31 @@ def sinusoidal_encoding_2d(rows: int, columns: int, width: int, base: float = 10
     Args:
       rows, columns: the size of the grid.
       width: D, a multiple of 4.
+      base: as in `sinusoidal_encoding`.
 
     Returns:
-      [rows * columns, D] float32, row-major: token t stands in row t // columns, column t % columns.
+      [rows * columns, D] float32, row-major: token t is in row t // columns, column t % columns.
 
     Raises:
-      ValueError: for a width that does not divide by 4.
+      ValueError: if the width is not a positive multiple of 4.
     """
     if width < 1 or width % 4:
         raise ValueError(f'width is {width}; expected a positive multiple of 4, pairs of columns for rows and columns')
     row = sinusoidal_encoding(jnp.arange(rows), width // 2, base)
     column = sinusoidal_encoding(jnp.arange(columns), width // 2, base)
     shape = (rows, columns, width // 2)
-    both = jnp.concatenate([jnp.broadcast_to(row[:, None], shape), jnp.broadcast_to(column[None], shape)], axis=-1)
-    return both.reshape(rows * columns, width)
+    grid = jnp.concatenate([jnp.broadcast_to(row[:, None], shape), jnp.broadcast_to(column[None], shape)], axis=-1)
+    return grid.reshape(rows * columns, width)
 
 
 def alibi_slopes(heads: int) -> Float32[Array, ' N']:
-    """The slope of each head's linear bias (Press et al. 2022): for `alibi_slopes` of `dot_product_attention`.
+    """Return the slope of each head's linear bias (Press et al. 2022), for `alibi_slopes` of `dot_product_attention`.
 
     A power of two N has 2^(-8n / N), n = 1 .. N.  Another N takes the slopes of the power of two P below it, then
     every second slope of 2P, from the first on, as the paper's code does.
 
     Raises:
-      ValueError: for fewer heads than one.
+      ValueError: for fewer than one head.
     """
     if heads < 1:
         raise ValueError(f'heads is {heads}; expected a positive number')
@@ -91,23 +93,29 @@ def relative_position_buckets(
     max_distance: int = 128,
     bidirectional: bool,
 ) -> Int32[Array, '*B T S']:
-    """The bucket of each pair's distance (Raffel et al. 2020, section 2.1, as in the T5 code).
+    """Return the bucket of each pair's distance (Raffel et al. 2020, section 2.1, as in the T5 code).
 
     Half of the buckets hold one distance each, 0, 1, 2 ..; the others grow geometrically up to `max_distance`, and
-    the last holds all that is farther.  Bounds are found in integers, so no device's logarithm moves one.
+    the last holds all larger distances.  The bounds are computed in integers, so they do not depend on a device's
+    logarithm.
 
     Args:
       query_positions, key_positions: [T] and [S], or [B, T] and [B, S], signed integers.
-      bidirectional: the upper half of the buckets is for keys after the query; its first, of distance 0, stays empty,
-        as in T5.  Otherwise those keys share bucket 0 with the query's own place: causal attention never sees them.
+      buckets: the number of buckets.
+      max_distance: the distance at which the geometric growth ends.
+      bidirectional: the upper half of the buckets is for keys after the query; the first of these, for distance 0,
+        stays empty, as in T5.  Otherwise keys after the query share bucket 0 with the query's own position, because
+        causal attention masks them.
 
     Returns:
       [T, S] or [B, T, S] int32 in 0 .. buckets - 1.
 
     Raises:
-      ValueError: for numbers of buckets and distances that leave no room, naming what came and what was expected.
+      ValueError: if shapes or dtypes do not fit, or there are too few buckets or distances; the message has the value
+        and what is expected.
     """
-    queries, keys = widen_integers('query_positions', query_positions), widen_integers('key_positions', key_positions)
+    queries = widen_integers('query_positions', query_positions)
+    keys = widen_integers('key_positions', key_positions)
     for name, x in (('query_positions', queries), ('key_positions', keys)):
         if not jnp.issubdtype(x.dtype, jnp.signedinteger):
             raise ValueError(f'{name} has dtype {x.dtype}; expected signed integers')
@@ -117,16 +125,17 @@ def relative_position_buckets(
             'or [B, T] and [B, S]'
         )
     _check_buckets(buckets, max_distance, bidirectional)
-    away = queries[..., :, None] - keys[..., None, :]
-    side = buckets // 2 if bidirectional else buckets
-    distance = jnp.clip(jnp.abs(away) if bidirectional else away, 0, max_distance)
-    found = jnp.asarray(_bucket_of_distance(int(side), int(max_distance)))[distance]  # powers overflow NumPy's integers
-    return jnp.where(away < 0, found + side, found) if bidirectional else found
+    offset = queries[..., :, None] - keys[..., None, :]
+    buckets_per_side = buckets // 2 if bidirectional else buckets
+    distance = jnp.clip(jnp.abs(offset) if bidirectional else offset, 0, max_distance)
+    # Python integers, because the powers in the table would overflow NumPy's.
+    bucket = jnp.asarray(_bucket_of_distance(int(buckets_per_side), int(max_distance)))[distance]
+    return jnp.where(offset < 0, bucket + buckets_per_side, bucket) if bidirectional else bucket
 
 
 @functools.cache
 def _bucket_of_distance(buckets: int, max_distance: int) -> Int32[np.ndarray, ' distances']:
-    """[max_distance + 1], the bucket of each distance on one side; the last is that of all farther ones.
+    """Return the bucket of each distance on one side, [max_distance + 1]; the last is that of all larger distances.
 
     Bucket exact + k starts where steps * log(distance / exact) / log(max_distance / exact) reaches k.
     """
@@ -141,10 +150,10 @@ def _bucket_of_distance(buckets: int, max_distance: int) -> Int32[np.ndarray, ' 
 
 
 def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None:
-    """Raises ValueError unless each side has a bucket for 0 and one beyond, and max_distance leaves room for them."""
+    """Raise ValueError unless each side has a bucket for 0 and one more, and max_distance exceeds the exact ones."""
     if buckets < (4 if bidirectional else 2) or (bidirectional and buckets % 2):
         expected = 'an even number >= 4, half for each side' if bidirectional else 'at least 2'
         raise ValueError(f'buckets is {buckets}; expected {expected}')
     exact = buckets // (4 if bidirectional else 2)
     if max_distance <= exact:
-        raise ValueError(f'max_distance is {max_distance}; expected more than {exact}, the distances of own buckets')
+        raise ValueError(f'max_distance is {max_distance}; expected more than {exact}, the number of exact buckets')

@@ -1,4 +1,4 @@
-"""The mask of one batch row, cut into tiles of queries by keys: which tiles to skip, which need no mask."""
+"""The mask of one batch row, cut into tiles of queries by keys: which tiles to skip, and which need no mask."""
 
 import math
 from typing import NamedTuple
@@ -10,10 +10,11 @@ from jaxtyping import Array, Bool, Int
 from attnlab.kernels.masks import Mask, mask_as_array
 
 HIDDEN, PARTIAL, FULL = 0, 1, 2
+"""The kinds of a tile: the mask allows no pair, or may allow some, or allows all."""
 
 
 class TileGrid(NamedTuple):
-    """Block sizes. T and S include the padding to whole blocks."""
+    """Lengths and block sizes; T and S include the padding to whole blocks."""
 
     T: int
     S: int
@@ -22,20 +23,29 @@ class TileGrid(NamedTuple):
 
 
 def even_block_size(length: int, limit: int, multiple: int) -> int:
-    """Size of the blocks, a multiple of `multiple`, when a length is cut into the fewest of at most `limit`."""
+    """Return the block size that cuts a length evenly into the fewest blocks of at most `limit`.
+
+    It is rounded up to a multiple of `multiple`.
+    """
     return math.ceil(length / math.ceil(length / limit) / multiple) * multiple
 
 
 class BlockStarts(NamedTuple):
-    """Row number of the first query or key of each block, for a part of a sequence; None: blocks follow from 0 on."""
+    """The row number of the first query or key of each block, for a part of a sequence.
+
+    None: the blocks follow each other from 0 on.
+    """
 
     queries: Int[Array, ' I'] | None = None
     keys: Int[Array, ' J'] | None = None
 
 
 class TileTable(NamedTuple):
-    """kinds: [T / queries, S / keys], HIDDEN, PARTIAL or FULL.  first, after: for each block of queries, the range of
-    key blocks outside of which all are hidden."""
+    """The kinds of all tiles of a mask.
+
+    kinds: [I, J] for I = T / queries and J = S / keys; HIDDEN, PARTIAL or FULL.
+    first, after: [I], the range of key blocks for each block of queries; all tiles outside of it are hidden.
+    """
 
     kinds: Int[Array, 'I J']
     first: Int[Array, ' I']
@@ -43,23 +53,23 @@ class TileTable(NamedTuple):
 
 
 class MaskTiles(NamedTuple):
-    """A mask with B = 1 over a grid; i and j are the numbers of a block of queries and of a block of keys."""
+    """A mask with B = 1 over a grid; i and j are the indices of a block of queries and of a block of keys."""
 
     grid: TileGrid
     mask: Mask
-    begin: BlockStarts = BlockStarts()
+    block_starts: BlockStarts = BlockStarts()
 
     def starts(self, i: Int[Array, '*I'], j: Int[Array, '*J']) -> tuple[Int[Array, '*I'], Int[Array, '*J']]:
-        """Row numbers of the first query of block i and of the first key of block j."""
-        queries, keys = self.begin
+        """Return the row numbers of the first query of block i and of the first key of block j."""
+        queries, keys = self.block_starts
         return (
             i * self.grid.queries if queries is None else queries[i], j * self.grid.keys if keys is None else keys[j]
         )  # fmt: skip
 
     def cut(self, x: Array, axes: str, i: Int[Array, ''], j: Int[Array, '']) -> Array:
-        """The part of an array that belongs to the tile (i, j); `axes` has one letter for each axis.
+        """Return the part of an array that belongs to the tile (i, j); `axes` has one letter for each axis.
 
-        An axis of size one holds the entry of all blocks, and stays.
+        A broadcast axis of size one is not cut.
         """
         for axis, letter in enumerate(axes):
             if letter in 'TS' and x.shape[axis] > 1:
@@ -68,64 +78,76 @@ class MaskTiles(NamedTuple):
         return x
 
     def tile(self, i: Int[Array, ''], j: Int[Array, '']) -> Mask:
-        """The mask of the tile (i, j), as if there were no other; it always has positions."""
+        """Return the mask of the tile (i, j) for its queries and keys alone; it always has positions."""
         (row, column), grid = self.starts(i, j), self.grid
         mask = self.mask.map_arrays(lambda x, axes: self.cut(x, axes, i, j))
-        at = lambda positions, start, size: (start + jnp.arange(size))[None] if positions is None else positions
-        less = lambda lengths, start: None if lengths is None else lengths - start
         return mask.replace(
-            query_positions=at(mask.query_positions, row, grid.queries),
-            key_positions=at(mask.key_positions, column, grid.keys),
-            query_seq_lengths=less(mask.query_seq_lengths, row),
-            key_value_seq_lengths=less(mask.key_value_seq_lengths, column),
-            prefix_lengths=less(mask.prefix_lengths, column),
+            query_positions=_positions_or_range(mask.query_positions, row, grid.queries),
+            key_positions=_positions_or_range(mask.key_positions, column, grid.keys),
+            query_seq_lengths=_subtract_start(mask.query_seq_lengths, row),
+            key_value_seq_lengths=_subtract_start(mask.key_value_seq_lengths, column),
+            prefix_lengths=_subtract_start(mask.prefix_lengths, column),
         )
 
     def allowed(self, i: Int[Array, ''], j: Int[Array, '']) -> Bool[Array, '1 #N queries keys']:
-        """The pairs of the tile (i, j) that the mask allows."""
+        """Return which pairs of the tile (i, j) the mask allows."""
         array = mask_as_array(self.tile(i, j), self.grid.queries, self.grid.keys)
-        assert array is not None  # tiles are masked only where `mask.restrict()`
+        assert array is not None  # tiles are masked only if `mask.restricts_any_pair()`
         return array
 
     def table(self) -> TileTable:
-        """The kind of each tile, from the extremes of its positions, segments and row numbers.
+        """Return the kind of each tile, from the smallest and largest positions, segment ids and row numbers in it.
 
-        A HIDDEN tile allows no pair and a FULL tile all pairs; a PARTIAL one may allow any.
+        A HIDDEN tile allows no pair and a FULL tile all pairs; a PARTIAL tile may allow any.
         """
         grid, mask = self.grid, self.mask
-        across, along = grid.T // grid.queries, grid.S // grid.keys
-        some, every = jnp.ones((across, along), bool), jnp.ones((across, along), bool)
-        rows, columns = self.starts(jnp.arange(across), jnp.arange(along))
-        low, high = (x[:, None] for x in _extremes(mask.query_positions, rows, grid.queries))
-        least, most = (x[None] for x in _extremes(mask.key_positions, columns, grid.keys))
+        query_blocks, key_blocks = grid.T // grid.queries, grid.S // grid.keys
+        allows_some, allows_all = (jnp.ones((query_blocks, key_blocks), bool),) * 2
+        rows, columns = self.starts(jnp.arange(query_blocks), jnp.arange(key_blocks))
+        query_min, query_max = (x[:, None] for x in _block_extremes(mask.query_positions, rows, grid.queries))
+        key_min, key_max = (x[None] for x in _block_extremes(mask.key_positions, columns, grid.keys))
         if mask.mask is not None:
-            every &= False
+            allows_all &= False
         if (length := mask.query_seq_lengths) is not None:
-            some, every = some & (rows < length)[:, None], every & (rows + grid.queries <= length)[:, None]
+            allows_some &= (rows < length)[:, None]
+            allows_all &= (rows + grid.queries <= length)[:, None]
         if (length := mask.key_value_seq_lengths) is not None:
-            some, every = some & (columns < length)[None], every & (columns + grid.keys <= length)[None]
+            allows_some &= (columns < length)[None]
+            allows_all &= (columns + grid.keys <= length)[None]
         if mask.query_segment_ids is not None:
-            lowest, highest = (x[:, None] for x in _extremes(mask.query_segment_ids, rows, grid.queries))
-            smallest, largest = (x[None] for x in _extremes(mask.key_segment_ids, columns, grid.keys))
-            some &= (smallest <= highest) & (largest >= lowest)
-            every &= (smallest == largest) & (lowest == highest) & (smallest == lowest)
+            id_min, id_max = (x[:, None] for x in _block_extremes(mask.query_segment_ids, rows, grid.queries))
+            key_id_min, key_id_max = (x[None] for x in _block_extremes(mask.key_segment_ids, columns, grid.keys))
+            allows_some &= (key_id_min <= id_max) & (key_id_max >= id_min)
+            allows_all &= (key_id_min == key_id_max) & (id_min == id_max) & (key_id_min == id_min)
         if mask.is_causal:
-            past, whole = least <= high, most <= low
+            some_causal, all_causal = key_min <= query_max, key_max <= query_min
             if (length := mask.prefix_lengths) is not None:
-                past, whole = past | (columns < length)[None], whole | (columns + grid.keys <= length)[None]
-            some, every = some & past, every & whole
+                some_causal = some_causal | (columns < length)[None]
+                all_causal = all_causal | (columns + grid.keys <= length)[None]
+            allows_some &= some_causal
+            allows_all &= all_causal
         if mask.window is not None:
             left, right = mask.window
-            some &= (most >= low - left) & (least <= high + right)
-            every &= (least >= high - left) & (most <= low + right)
-        kinds = jnp.where(some, jnp.where(every, FULL, PARTIAL), HIDDEN)
-        seen = jnp.any(some, axis=1)
-        after = jnp.where(seen, along - jnp.argmax(some[:, ::-1], axis=1), 0)
-        return TileTable(kinds, jnp.where(seen, jnp.argmax(some, axis=1), 0), after)
+            allows_some &= (key_max >= query_min - left) & (key_min <= query_max + right)
+            allows_all &= (key_min >= query_max - left) & (key_max <= query_min + right)
+        kinds = jnp.where(allows_some, jnp.where(allows_all, FULL, PARTIAL), HIDDEN)
+        has_keys = jnp.any(allows_some, axis=1)
+        after = jnp.where(has_keys, key_blocks - jnp.argmax(allows_some[:, ::-1], axis=1), 0)
+        return TileTable(kinds, jnp.where(has_keys, jnp.argmax(allows_some, axis=1), 0), after)
 
 
-def _extremes(numbers: Int[Array, '1 L'] | None, starts: Int[Array, ' I'], block: int) -> tuple[Array, Array]:
-    """The smallest and the largest number in each block; of the row numbers themselves if None."""
+def _positions_or_range(positions: Array | None, start: Array, size: int) -> Array:
+    """Return the positions, or [1, size] row numbers from `start` on if None."""
+    return (start + jnp.arange(size))[None] if positions is None else positions
+
+
+def _subtract_start(lengths: Array | None, start: Array) -> Array | None:
+    """Return lengths counted from the start of a block."""
+    return None if lengths is None else lengths - start
+
+
+def _block_extremes(numbers: Int[Array, '1 L'] | None, starts: Int[Array, ' I'], block: int) -> tuple[Array, Array]:
+    """Return the smallest and the largest number in each block; of the row numbers themselves if None."""
     if numbers is None:
         return starts, starts + block - 1
     blocks = numbers.reshape(-1, block)

@@ -134,8 +134,8 @@ class MixtureOfExperts(nn.Module):
             routing,
             jax.tree.unflatten(tree, leaves),
             partial(hidden_activations, self.kind),
-            keep=keep,
-            rate=self.dropout_rate,
+            dropout_mask=keep,
+            dropout_rate=self.dropout_rate,
         )
 
     def _shared(self, x: Array, token_mask: Array | None, deterministic: bool) -> Array:

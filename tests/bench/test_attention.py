@@ -69,7 +69,7 @@ def test_an_implementation_that_does_not_support_the_call_is_left_out(monkeypatc
     def unsupported(call):
         raise NotImplementedError('query: no such device')
 
-    other = SimpleNamespace(dot_product=unsupported, pays=lambda call, platform: True)
+    other = SimpleNamespace(dot_product=unsupported, is_preferred=lambda call, platform: True)
     monkeypatch.setitem(sys.modules, 'other', other)
     monkeypatch.setitem(IMPLEMENTATIONS, 'other', Implementation('other', 'supports no call'))
     problem = AttentionProblem((1, 7, 2, 4))

@@ -1,4 +1,4 @@
-"""The functions that keep the attention contract."""
+"""The attention functions that the tests of the common contract run on."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from attnlab import additive_attention, dot_product_attention
-from tests.kernels.calls import compiled
+from tests.kernels.calls import run_compiled
 
 
 def _additive(query, key, value, bias=None, mask=None, **kwargs):
@@ -20,25 +20,28 @@ def _dense(*args, **kwargs):
 
 
 def _blockwise(*args, return_weights=False, **kwargs):
-    """In several tiles even where all is small.  It has no weights; where a test asks for them, they are dense's."""
+    """Call `blockwise` with blocks small enough for several tiles.
+
+    It returns no weights; if a test requests them, they come from `dense`.
+    """
     with pytest.raises(NotImplementedError, match='return_weights'):
         dot_product_attention(*args, implementation='blockwise', return_weights=True, **kwargs)
-    made = dot_product_attention(*args, implementation='blockwise', block_sizes=(2, 3), **kwargs)
+    results = dot_product_attention(*args, implementation='blockwise', block_sizes=(2, 3), **kwargs)
     if not return_weights:
-        return made
-    made = made if isinstance(made, tuple) else (made,)
+        return results
+    results = results if isinstance(results, tuple) else (results,)
     *_, weights = dot_product_attention(*args, implementation='dense', return_weights=True, **kwargs)
-    return *made, weights
+    return *results, weights
 
 
 ATTENTION = {
-    'dense': partial(compiled, _dense),
-    'blockwise': partial(compiled, _blockwise),
-    'additive': partial(compiled, _additive),
+    'dense': partial(run_compiled, _dense),
+    'blockwise': partial(run_compiled, _blockwise),
+    'additive': partial(run_compiled, _additive),
 }
 
 
 @pytest.fixture(params=ATTENTION)
 def attend(request):
-    """Every attention function, called as the dot product's; the additive one has a score vector of its own."""
+    """Every attention function, with the signature of the dot product; the additive one has a fixed score vector."""
     return ATTENTION[request.param]

@@ -1,4 +1,4 @@
-"""`dot_product_attention`, implementation `dense`: against the oracle, against JAX, and what only it has.
+"""`dot_product_attention` with implementation `dense`: against the oracle, against JAX, and its own options.
 
 The rules that it shares with other scores are in test_mask_rules.py and test_contract.py.
 """
@@ -11,11 +11,11 @@ import pytest
 from attnlab import dot_product_attention
 from attnlab.kernels.implementations import IMPLEMENTATIONS
 from tests.kernels import oracle
-from tests.kernels.calls import B, H, K, N, S, T, arrays
-from tests.kernels.combinations import fill, small
+from tests.kernels.calls import B, H, K, N, S, T, make_qkv
+from tests.kernels.combinations import make_arguments, small_combination
 
 
-def drawn(*shape):
+def random_array(*shape):
     return jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
 
 
@@ -23,50 +23,50 @@ def drawn(*shape):
 
 
 @pytest.mark.parametrize('additive', [False, True])
-def test_the_oracles_gradients_are_its_own_slopes(additive):
+def test_oracle_gradients_match_finite_differences(additive):
     for seed in range(12):
-        arrays, kwargs, cotangent = fill(small(seed, additive))
+        arrays, kwargs, cotangent = make_arguments(small_combination(seed, additive))
         (B, T, N, _), S = arrays['query'].shape, arrays['key'].shape[1]
-        kwargs['factor'] = oracle.dropout((seed, 1), 0.3, (B, N, T, S)) if seed % 2 else None
-        value = lambda given: np.sum(oracle.attention(**given, **kwargs).output * cotangent)  # noqa: B023
+        kwargs['factors'] = oracle.dropout_factors((seed, 1), 0.3, (B, N, T, S)) if seed % 2 else None
+        loss = lambda arrays: np.sum(oracle.attention(**arrays, **kwargs).output * cotangent)  # noqa: B023
         gradients = oracle.attention(**arrays, **kwargs, cotangent=cotangent).gradients
         assert gradients.keys() == arrays.keys()
         for name, x in arrays.items():
             direction, step = np.random.default_rng(seed).normal(size=x.shape), 1e-5
-            up, down = (value(arrays | {name: x + sign * step * direction}) for sign in (1, -1))
+            up, down = (loss(arrays | {name: x + sign * step * direction}) for sign in (1, -1))
             np.testing.assert_allclose(np.sum(gradients[name] * direction), (up - down) / (2 * step), atol=1e-8)
 
 
-def test_the_oracles_sink_is_one_more_key_of_value_zero():
-    query, key, value = arrays()
+def test_oracle_sink_equals_extra_key_with_zero_value():
+    query, key, value = make_qkv()
     mask, sinks = np.ones((B, N, T, S), bool), np.arange(N) - 1.5
     mask[:, 1] = False
-    sunk = oracle.attention(query, key, value, mask=mask, sinks=sinks)
-    more = lambda x: np.concatenate([x, np.zeros((B, 1, K, H))], axis=1)
+    with_sinks = oracle.attention(query, key, value, mask=mask, sinks=sinks)
+    append_zero_key = lambda x: np.concatenate([x, np.zeros((B, 1, K, H))], axis=1)
     bias = np.concatenate([np.zeros((B, N, T, S)), np.broadcast_to(sinks[:, None, None], (B, N, T, 1))], axis=3)
     mask = np.concatenate([mask, np.ones((B, N, T, 1), bool)], axis=3)
-    added = oracle.attention(query, more(key), more(value), bias, mask=mask)
-    np.testing.assert_allclose(sunk.weights, added.weights[..., :S], atol=1e-15)
-    np.testing.assert_allclose(sunk.output, added.output, atol=1e-15)
-    np.testing.assert_allclose(sunk.residual, added.residual, atol=1e-15)
-    assert np.all(sunk.output[:, :, 1] == 0) and np.all(sunk.residual[:, :, 1] == sinks[1])
+    with_extra_key = oracle.attention(query, append_zero_key(key), append_zero_key(value), bias, mask=mask)
+    np.testing.assert_allclose(with_sinks.weights, with_extra_key.weights[..., :S], atol=1e-15)
+    np.testing.assert_allclose(with_sinks.output, with_extra_key.output, atol=1e-15)
+    np.testing.assert_allclose(with_sinks.residual, with_extra_key.residual, atol=1e-15)
+    assert np.all(with_sinks.output[:, :, 1] == 0) and np.all(with_sinks.residual[:, :, 1] == sinks[1])
 
 
-def test_the_oracles_other_arguments_are_what_they_stand_for():
-    query, key, value = (np.asarray(x, np.float64) for x in arrays())
+def test_oracle_alibi_equals_bias_and_qk_norm_equals_unit_vectors():
+    query, key, value = (np.asarray(x, np.float64) for x in make_qkv())
     slopes, queries = np.arange(N) / 2, np.array([[3, 0, 9, -2]])
     bias = -slopes[:, None, None] * np.abs(queries[0][:, None] - np.arange(S))
-    plain = lambda **kwargs: oracle.attention(query, key, value, **kwargs).weights
-    biased = plain(alibi_slopes=slopes, query_positions=queries)
-    np.testing.assert_allclose(biased, plain(bias=bias[None]), atol=1e-15)
+    weights = lambda **kwargs: oracle.attention(query, key, value, **kwargs).weights
+    with_alibi = weights(alibi_slopes=slopes, query_positions=queries)
+    np.testing.assert_allclose(with_alibi, weights(bias=bias[None]), atol=1e-15)
     for kind, length in (('l2', 1.0), ('rms', np.sqrt(H))):
         unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True) * length  # noqa: B023
         expected = oracle.attention(unit(query), unit(key), value).weights
-        np.testing.assert_allclose(plain(qk_norm=kind), expected, atol=1e-5 if kind == 'rms' else 1e-15)
+        np.testing.assert_allclose(weights(qk_norm=kind), expected, atol=1e-5 if kind == 'rms' else 1e-15)
 
 
-def test_the_draws_use_every_argument():
-    names = [{name for part in fill(small(seed))[:2] for name in part} for seed in range(60)]
+def test_small_combinations_use_every_argument():
+    names = [{name for part in make_arguments(small_combination(seed))[:2] for name in part} for seed in range(60)]
     for name in ('bias', 'mask', 'is_causal', 'query_seq_lengths', 'key_value_seq_lengths', 'local_window_size',
                  'query_positions', 'key_positions', 'query_segment_ids', 'logits_soft_cap', 'scale',
                  'sinks', 'alibi_slopes', 'qk_norm'):  # fmt: skip
@@ -74,54 +74,58 @@ def test_the_draws_use_every_argument():
 
 
 @pytest.mark.parametrize('seed', range(60))
-def test_equals_the_formula_forward_and_backward(seed):
-    oracle.compare(dot_product_attention, fill(small(seed)))
+def test_output_and_gradients_match_oracle(seed):
+    oracle.check_function(dot_product_attention, make_arguments(small_combination(seed)))
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 @pytest.mark.parametrize('seed', range(60, 66))
-def test_half_precision_is_wide_inside(seed, dtype):
-    oracle.compare(dot_product_attention, fill(small(seed)), dtype)
+def test_half_precision_matches_oracle(seed, dtype):
+    oracle.check_function(dot_product_attention, make_arguments(small_combination(seed)), dtype)
 
 
 @pytest.mark.parametrize('seed', range(66, 69))
-def test_float64_stays_float64(seed):
+def test_float64_matches_oracle(seed):
     with jax.enable_x64(True):
-        oracle.compare(dot_product_attention, fill(small(seed)), 'float64')
+        oracle.check_function(dot_product_attention, make_arguments(small_combination(seed)), 'float64')
 
 
-# A call without a batch
+# Calls without a batch axis
 
 
-def test_three_axes_are_a_batch_of_one():
-    query, key, value = arrays()
-    one = {'bias': drawn(N, 1, S), 'mask': drawn(1, T, S) < 1, 'key_value_seq_lengths': jnp.array([3]),
-           'query_positions': jnp.arange(T)[None] + 1, 'is_causal': True}  # fmt: skip
-    four = one | {'bias': one['bias'][None], 'mask': one['mask'][None]}
-    more = {'return_residual': True, 'return_weights': True}
-    for kwargs in (one, four):
-        alone = dot_product_attention(query[0], key[0], value[0], **kwargs, **more)
-        assert [x.shape for x in alone] == [(T, N, H), (T, N), (N, T, S)]
-        batch = dot_product_attention(query[:1], key[:1], value[:1], **four, **more)
-        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0]), alone, batch)
-    jaxs = jax.nn.dot_product_attention(query[0], key[0], value[0], bias=four['bias'])
-    np.testing.assert_allclose(dot_product_attention(query[0], key[0], value[0], four['bias']), jaxs, atol=2e-6)
+def test_arrays_without_batch_axis_equal_batch_of_one():
+    query, key, value = make_qkv()
+    unbatched = {
+        'bias': random_array(N, 1, S), 'mask': random_array(1, T, S) < 1, 'key_value_seq_lengths': jnp.array([3]),
+        'query_positions': jnp.arange(T)[None] + 1, 'is_causal': True,
+    }  # fmt: skip
+    batched = unbatched | {'bias': unbatched['bias'][None], 'mask': unbatched['mask'][None]}
+    returns = {'return_residual': True, 'return_weights': True}
+    for kwargs in (unbatched, batched):
+        results = dot_product_attention(query[0], key[0], value[0], **kwargs, **returns)
+        assert [x.shape for x in results] == [(T, N, H), (T, N), (N, T, S)]
+        expected = dot_product_attention(query[:1], key[:1], value[:1], **batched, **returns)
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0]), results, expected)
+    jax_output = jax.nn.dot_product_attention(query[0], key[0], value[0], bias=batched['bias'])
+    np.testing.assert_allclose(
+        dot_product_attention(query[0], key[0], value[0], batched['bias']), jax_output, atol=2e-6
+    )
 
 
 # Precision
 
 
 @pytest.mark.parametrize('width, size', [(128, 32), (64, 100)])
-def test_logits_of_float16_do_not_overflow(width, size):
+def test_float16_logits_do_not_overflow(width, size):
     query, key = jnp.full((1, 1, 1, width), size, 'float16'), jnp.full((1, 2, 1, width), size, 'float16')
     value = jnp.array([1, 3], 'float16')[None, :, None, None]
     call = lambda x: dot_product_attention(*x)[0, 0, 0, 0]
-    output, slopes = jax.value_and_grad(call)((query, key, value))
+    output, gradients = jax.value_and_grad(call)((query, key, value))
     assert output == 2 and output.dtype == 'float16'
-    assert all(bool(jnp.all(jnp.isfinite(x))) for x in slopes) and jnp.all(slopes[2] == 0.5)
+    assert all(bool(jnp.all(jnp.isfinite(x))) for x in gradients) and jnp.all(gradients[2] == 0.5)
 
 
-def test_bfloat16_of_512_keys_is_within_its_eps():
+def test_bfloat16_error_over_512_keys_is_within_eps():
     random = np.random.default_rng(0)
     query, key, value = (jnp.asarray(random.normal(size=(1, 512, 2, 64)), 'bfloat16') for _ in range(3))
     output = dot_product_attention(query * 6, key, value)
@@ -133,11 +137,11 @@ def test_bfloat16_of_512_keys_is_within_its_eps():
     assert np.abs(np.asarray(output[0], np.float64) - expected).max() <= 2**-8 * np.abs(expected).max()
 
 
-# The cap, the scale and the name
+# Soft cap, scale and implementation
 
 
-def test_a_soft_cap_bounds_the_logits_before_bias_and_mask():
-    query, key, value = arrays()
+def test_soft_cap_bounds_logits_before_bias_and_mask():
+    query, key, value = make_qkv()
     key = jnp.zeros_like(key).at[:, 1].set(1e4)
     query = jnp.ones_like(query)
     weights = lambda **kwargs: dot_product_attention(query, key, value, return_weights=True, **kwargs)[1][0, 0, 0]
@@ -150,15 +154,15 @@ def test_a_soft_cap_bounds_the_logits_before_bias_and_mask():
     assert weights(logits_soft_cap=2.0, key_value_seq_lengths=jnp.array([1, 1]))[1] == 0
 
 
-def test_the_scale_is_one_over_the_root_of_the_width():
-    expected = dot_product_attention(*arrays(), scale=1 / np.sqrt(H))
-    np.testing.assert_array_equal(dot_product_attention(*arrays()), expected)
-    query, key, value = (x[..., :0] for x in arrays())  # a width of zero leaves equal weights
-    assert dot_product_attention(query, key, arrays()[2]).shape == (B, T, N, H)
+def test_default_scale_is_one_over_root_of_width():
+    expected = dot_product_attention(*make_qkv(), scale=1 / np.sqrt(H))
+    np.testing.assert_array_equal(dot_product_attention(*make_qkv()), expected)
+    query, key, value = (x[..., :0] for x in make_qkv())  # a width of zero gives equal weights
+    assert dot_product_attention(query, key, make_qkv()[2]).shape == (B, T, N, H)
 
 
-def test_a_name_of_the_table_or_the_first_that_serves():
-    call = lambda **kwargs: dot_product_attention(*arrays(), **kwargs)
+def test_implementation_is_a_name_or_the_first_supported_of_a_list():
+    call = lambda **kwargs: dot_product_attention(*make_qkv(), **kwargs)
     dense, blockwise = call(implementation='dense'), call(implementation='blockwise')
     assert {'dense', 'blockwise'} <= set(IMPLEMENTATIONS) and np.any(dense != blockwise)
     np.testing.assert_array_equal(call(implementation=['blockwise', 'dense']), blockwise)
@@ -192,6 +196,6 @@ ERRORS = {
 
 
 @pytest.mark.parametrize('message, changed', ERRORS.items())
-def test_errors_name_what_came_and_what_was_expected(as_used, message, changed):
+def test_invalid_arguments_raise_with_value_and_expectation(as_used, message, changed):
     with pytest.raises(ValueError, match=message):
-        dot_product_attention(**dict(zip(('query', 'key', 'value'), arrays(), strict=True)) | changed)
+        dot_product_attention(**dict(zip(('query', 'key', 'value'), make_qkv(), strict=True)) | changed)

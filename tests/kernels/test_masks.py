@@ -1,4 +1,4 @@
-"""Mask as an array, against the oracle's definition of who sees whom."""
+"""`Mask` against the oracle's definition of which query may attend to which key."""
 
 from functools import partial
 
@@ -21,59 +21,59 @@ from attnlab.kernels.masks import (
     window_mask,
 )  # fmt: skip
 from tests.kernels import oracle
-from tests.kernels.combinations import fill, small
+from tests.kernels.combinations import make_arguments, small_combination
 from tests.quick import QUICK
 
 
 @pytest.mark.parametrize('seed', range(60))
-def test_every_rule_given_must_allow(seed):
-    combined = small(seed, additive=True)
-    (B, T, S, N, *_), (_, kwargs, _) = combined.sizes, fill(combined)
-    expected = [oracle.visible(*index, **kwargs) for index in np.ndindex(B, N, T, S)]
+def test_mask_allows_what_every_field_allows(seed):
+    combination = small_combination(seed, additive=True)
+    (B, T, S, N, *_), (_, kwargs, _) = combination.sizes, make_arguments(combination)
+    expected = [oracle.is_visible(*index, **kwargs) for index in np.ndindex(B, N, T, S)]
     window = kwargs.pop('local_window_size', None)
     window = (window, window) if isinstance(window, int) else window
-    given = {name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in kwargs.items()}
-    array = mask_as_array(Mask(**given, window=window), T, S)
+    fields = {name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in kwargs.items()}
+    array = mask_as_array(Mask(**fields, window=window), T, S)
     if array is None:
         assert all(expected)
     else:
         np.testing.assert_array_equal(jnp.broadcast_to(array, (B, N, T, S)).ravel(), expected)
 
 
-NEEDED = {
-    'nothing': (Mask(), None),
+ARRAY_SHAPES = {
+    'empty': (Mask(), None),
     'positions': (Mask(query_positions=jnp.zeros((2, 3), int)), None),
     'mask': (Mask(mask=jnp.ones((1, 4, 1, 5), bool)), (1, 4, 1, 5)),
-    'lengths of queries': (Mask(query_seq_lengths=jnp.array([1, 2])), (2, 1, 3, 1)),
-    'lengths of keys': (Mask(key_value_seq_lengths=jnp.array([1, 2])), (2, 1, 1, 5)),
+    'query lengths': (Mask(query_seq_lengths=jnp.array([1, 2])), (2, 1, 3, 1)),
+    'key lengths': (Mask(key_value_seq_lengths=jnp.array([1, 2])), (2, 1, 1, 5)),
     'causality': (Mask(is_causal=True), (1, 1, 3, 5)),
-    'a window': (Mask(window=(1, 1)), (1, 1, 3, 5)),
+    'window': (Mask(window=(1, 1)), (1, 1, 3, 5)),
     'segments': (Mask(query_segment_ids=jnp.zeros((2, 3), int), key_segment_ids=jnp.zeros((1, 5), int)),
                  (2, 1, 3, 5)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize('rules, shape', NEEDED.values(), ids=NEEDED)
-def test_the_array_is_as_small_as_its_rules(rules, shape):
-    array = mask_as_array(rules, 3, 5)
+@pytest.mark.parametrize('mask, shape', ARRAY_SHAPES.values(), ids=ARRAY_SHAPES)
+def test_array_has_the_smallest_broadcastable_shape(mask, shape):
+    array = mask_as_array(mask, 3, 5)
     assert (None if array is None else array.shape) == shape
     assert array is None or array.dtype == bool
 
 
-def test_length_mask_is_true_on_the_first():
+def test_length_mask_is_true_for_first_positions():
     mask = length_mask(jnp.array([0, 2, 3, 9]), 3)
     np.testing.assert_array_equal(mask, [[0, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1]])
     assert mask.dtype == bool and length_mask(jnp.zeros(0, int), 0).shape == (0, 0)
 
 
-# The rules combined
+# Combined masks
 
 IDS = jnp.array([[0, 0, 3, 3, 3], [1, 2, 2, 2, 7]])
 MASK = jnp.asarray(np.random.default_rng(0).random((2, 1, 5, 5)) < 0.7)
-PLACES = jnp.array([[4, 3, 2, 1, 0]])
-RULES = {
+POSITIONS = jnp.array([[4, 3, 2, 1, 0]])
+COMBINABLE = {
     'causal': causal_mask(),
-    'causal by positions': causal_mask(PLACES, PLACES),
+    'causal by positions': causal_mask(POSITIONS, POSITIONS),
     'window': window_mask(2, 1),
     'narrower window': window_mask(1, 3),
     'prefix': prefix_mask(jnp.array([2, 0])),
@@ -84,89 +84,93 @@ RULES = {
     'mask': Mask(MASK),
     'other mask': Mask(MASK[:1].swapaxes(2, 3)),
 }
-PLACED = {'causal', 'window', 'narrower window', 'prefix', 'longer prefix'}  # what positions would change
+CHANGED_BY_POSITIONS = {'causal', 'window', 'narrower window', 'prefix', 'longer prefix'}
 
 
-@pytest.mark.parametrize('first', RULES)
-def test_rules_combined_allow_what_each_allows(first):
-    whole = lambda rules: jnp.broadcast_to(mask_as_array(rules, 5, 5), (2, 1, 5, 5))
-    for second in RULES:
-        if 'causal by positions' in (first, second) and PLACED & {first, second}:
-            continue  # positions say for both where tokens stand
-        both = whole(RULES[first] & RULES[second])
-        np.testing.assert_array_equal(both, whole(RULES[first]) & whole(RULES[second]), err_msg=second)
-    for alone in (RULES[first] & Mask(), Mask() & RULES[first]):
-        jax.tree.map(np.testing.assert_array_equal, alone, RULES[first])
+@pytest.mark.parametrize('first', COMBINABLE)
+def test_combined_masks_allow_what_both_allow(first):
+    full_array = lambda mask: jnp.broadcast_to(mask_as_array(mask, 5, 5), (2, 1, 5, 5))
+    for second in COMBINABLE:
+        if 'causal by positions' in (first, second) and CHANGED_BY_POSITIONS & {first, second}:
+            continue  # the positions of one mask apply to both
+        both = full_array(COMBINABLE[first] & COMBINABLE[second])
+        np.testing.assert_array_equal(
+            both, full_array(COMBINABLE[first]) & full_array(COMBINABLE[second]), err_msg=second
+        )
+    for alone in (COMBINABLE[first] & Mask(), Mask() & COMBINABLE[first]):
+        jax.tree.map(np.testing.assert_array_equal, alone, COMBINABLE[first])
 
 
-def test_a_prefix_is_seen_by_all_and_the_rest_is_causal():
-    seen = mask_as_array(prefix_mask(jnp.array([2, 0])), 3, 4)[:, 0]
-    np.testing.assert_array_equal(seen[0], [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]])
-    np.testing.assert_array_equal(seen[1], [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]])
+def test_prefix_mask_is_causal_after_the_prefix():
+    allowed = mask_as_array(prefix_mask(jnp.array([2, 0])), 3, 4)[:, 0]
+    np.testing.assert_array_equal(allowed[0], [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]])
+    np.testing.assert_array_equal(allowed[1], [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]])
 
 
-def test_packed_documents_are_causal_each_on_its_own():
+def test_packed_mask_is_causal_within_each_segment():
     np.testing.assert_array_equal(positions_in_segments(IDS), [[0, 1, 0, 1, 2], [0, 0, 1, 2, 0]])
     assert positions_in_segments(jnp.zeros((0, 3), int)).shape == (0, 3) and positions_in_segments(
         jnp.zeros((1, 0), int)
     ).shape == (1, 0)
-    same, past = IDS[:, :, None] == IDS[:, None, :], np.tri(5, dtype=bool)[None]
-    np.testing.assert_array_equal(mask_as_array(packed_mask(IDS), 5, 5)[:, 0], same & past)
+    same_segment, causal = IDS[:, :, None] == IDS[:, None, :], np.tri(5, dtype=bool)[None]
+    np.testing.assert_array_equal(mask_as_array(packed_mask(IDS), 5, 5)[:, 0], same_segment & causal)
 
 
-def test_what_cannot_be_both_is_refused():
+def test_masks_that_cannot_be_combined_raise():
     with pytest.raises(ValueError, match='query_segment_ids is given twice; expected it in one'):
         segment_mask(IDS) & segment_mask(IDS + 1)
     with pytest.raises(ValueError, match='query_positions is given twice'):
-        causal_mask(PLACES, PLACES) & packed_mask(IDS)
+        causal_mask(POSITIONS, POSITIONS) & packed_mask(IDS)
     with pytest.raises(ValueError, match=r'the window is \(1, -1\); expected'):
         window_mask(1, -1)
-    with pytest.raises(ValueError, match='prefix_lengths spares keys from causality; expected is_causal'):
+    with pytest.raises(ValueError, match='prefix_lengths exempts keys from causality; expected is_causal'):
         x = jnp.ones((2, 5, 1, 1))
         dot_product_attention(x, x, x, mask=Mask(prefix_lengths=jnp.array([1, 2])))
 
 
 @pytest.mark.parametrize('implementation', ['dense', 'blockwise'])
-def test_attention_takes_rules_for_a_mask_beside_its_other_arguments(implementation):
+def test_attention_combines_mask_with_mask_arguments(implementation):
     random = np.random.default_rng(0)
     query, key, value = (jnp.asarray(random.normal(size=(2, 5, 1, 3)), jnp.float32) for _ in range(3))
-    rules = causal_mask() & padding_mask(keys=jnp.array([4, 3])) & segment_mask(IDS)
+    mask = causal_mask() & padding_mask(keys=jnp.array([4, 3])) & segment_mask(IDS)
     attend = lambda **kwargs: dot_product_attention(query, key, value, implementation=implementation, **kwargs)
-    expected = attend(mask=mask_as_array(rules & window_mask(1, 0), 5, 5))
-    np.testing.assert_allclose(attend(mask=rules, local_window_size=(1, 0)), expected, atol=1e-6)
-    np.testing.assert_allclose(attend(mask=rules & window_mask(1, 0), is_causal=True), expected, atol=1e-6)
+    expected = attend(mask=mask_as_array(mask & window_mask(1, 0), 5, 5))
+    np.testing.assert_allclose(attend(mask=mask, local_window_size=(1, 0)), expected, atol=1e-6)
+    np.testing.assert_allclose(attend(mask=mask & window_mask(1, 0), is_causal=True), expected, atol=1e-6)
 
 
-def test_rules_pass_through_transformations_and_stay_symbolic():
-    rules = causal_mask() & window_mask(2, 0) & padding_mask(keys=jnp.array([4, 3]))
-    through = jax.jit(lambda rules: rules)(rules)
+def test_masks_pass_through_transformations_without_arrays():
+    mask = causal_mask() & window_mask(2, 0) & padding_mask(keys=jnp.array([4, 3]))
+    through = jax.jit(lambda mask: mask)(mask)
     assert through.is_causal is True and through.window == (2, 0) and through.mask is None
-    array = jax.jit(lambda rules: mask_as_array(rules, 5, 5))(rules)
-    np.testing.assert_array_equal(array, mask_as_array(rules, 5, 5))
-    doubled = jax.vmap(lambda rules: mask_as_array(rules, 5, 5))(jax.tree.map(lambda x: jnp.stack([x, x - 1]), rules))
+    array = jax.jit(lambda mask: mask_as_array(mask, 5, 5))(mask)
+    np.testing.assert_array_equal(array, mask_as_array(mask, 5, 5))
+    doubled = jax.vmap(lambda mask: mask_as_array(mask, 5, 5))(jax.tree.map(lambda x: jnp.stack([x, x - 1]), mask))
     np.testing.assert_array_equal(doubled[0], array)
-    assert [str(path[0]) for path, _ in jax.tree_util.tree_leaves_with_path(rules)] == ['.key_value_seq_lengths']
+    assert [str(path[0]) for path, _ in jax.tree_util.tree_leaves_with_path(mask)] == ['.key_value_seq_lengths']
 
 
-# Lists, NumPy's integers, narrow and large ones
+# Lists, NumPy integers, narrow and large integers
 
 
 ROWS = [[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]
-FROM_LISTS = {
-    'lengths': lambda take: padding_mask(queries=take([3, 5]), keys=take([5, 2])),
-    'prefix': lambda take: prefix_mask(take([3, 0])),
-    'segments': lambda take: segment_mask(take(ROWS)),
-    'packed': lambda take: packed_mask(take(ROWS)),
-    'positions': lambda take: causal_mask(take(ROWS), take(ROWS)) & window_mask(*take([1, 0])),
+MASKS_OF_LISTS = {
+    'lengths': lambda convert: padding_mask(queries=convert([3, 5]), keys=convert([5, 2])),
+    'prefix': lambda convert: prefix_mask(convert([3, 0])),
+    'segments': lambda convert: segment_mask(convert(ROWS)),
+    'packed': lambda convert: packed_mask(convert(ROWS)),
+    'positions': lambda convert: causal_mask(convert(ROWS), convert(ROWS)) & window_mask(*convert([1, 0])),
 }
-TAKE = {'list': lambda x: x, 'numpy': np.array, 'int8': lambda x: np.array(x, np.int8), 'int64': np.int64}
+CONVERSIONS = {'list': lambda x: x, 'numpy': np.array, 'int8': lambda x: np.array(x, np.int8), 'int64': np.int64}
 
 
-@pytest.mark.parametrize('take', TAKE.values(), ids=TAKE)
-@pytest.mark.parametrize('rules', FROM_LISTS.values(), ids=FROM_LISTS)
-def test_rules_take_lists_and_arrays_of_numpy(rules, take):
-    expected = mask_as_array(rules(lambda x: jnp.asarray(x) if np.ndim(x) > 1 or len(x) > 2 or x[1] != 0 else x), 5, 5)
-    np.testing.assert_array_equal(mask_as_array(rules(take), 5, 5), expected)
+@pytest.mark.parametrize('convert', CONVERSIONS.values(), ids=CONVERSIONS)
+@pytest.mark.parametrize('make_mask', MASKS_OF_LISTS.values(), ids=MASKS_OF_LISTS)
+def test_masks_accept_lists_and_numpy_arrays(make_mask, convert):
+    expected = mask_as_array(
+        make_mask(lambda x: jnp.asarray(x) if np.ndim(x) > 1 or len(x) > 2 or x[1] != 0 else x), 5, 5
+    )
+    np.testing.assert_array_equal(mask_as_array(make_mask(convert), 5, 5), expected)
 
 
 NARROW = {
@@ -179,28 +183,28 @@ NARROW = {
 
 @pytest.mark.parametrize('implementation', ['dense', 'blockwise', 'additive'])
 @pytest.mark.parametrize('dtype, kwargs', NARROW.values(), ids=NARROW)
-def test_narrow_positions_give_what_int32_gives(implementation, dtype, kwargs):
+def test_narrow_positions_equal_int32(implementation, dtype, kwargs):
     if implementation == 'additive' and 'alibi_slopes' in kwargs:
         pytest.skip('additive attention takes no slopes')
     query, key = jnp.ones((1, 2, 1, 2)), jnp.arange(6.0).reshape(1, 3, 1, 2)
 
     @partial(jax.jit, compiler_options=QUICK)
     def attend(queries, keys):
-        given = {'query_positions': queries, 'key_positions': keys, **kwargs}
+        options = {'query_positions': queries, 'key_positions': keys, **kwargs}
         if implementation == 'additive':
-            return additive_attention(query, key, key, jnp.ones((1, 2)), **given)
+            return additive_attention(query, key, key, jnp.ones((1, 2)), **options)
         blocks = {'block_sizes': (2, 2)} if implementation == 'blockwise' else {}
-        return dot_product_attention(query, key, key, **given, **blocks, implementation=implementation)
+        return dot_product_attention(query, key, key, **options, **blocks, implementation=implementation)
 
     positions = jnp.array([[100, -100]]), jnp.array([[-100, 120, 0]])
-    got = attend(*(x.astype(dtype) for x in positions))
-    np.testing.assert_array_equal(got, attend(*positions))
-    assert jnp.all(got[0, :1] > 0)
+    output = attend(*(x.astype(dtype) for x in positions))
+    np.testing.assert_array_equal(output, attend(*positions))
+    assert jnp.all(output[0, :1] > 0)
 
 
 @pytest.mark.parametrize('implementation', ['dense', 'blockwise'])
-def test_narrow_lengths_and_segments_give_what_int32_gives(implementation):
-    """300 keys: int8 cannot hold the padded length that blockwise compares with."""
+def test_narrow_lengths_and_segments_equal_int32(implementation):
+    """There are 300 keys: int8 cannot hold the padded length that blockwise compares with."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 300, 1, 2)), jnp.float32)
     ids = jnp.arange(300)[None] // 100
 
@@ -217,27 +221,27 @@ def test_narrow_lengths_and_segments_give_what_int32_gives(implementation):
 
 
 @pytest.mark.parametrize('implementation', ['dense', 'blockwise'])
-def test_arguments_are_numbers_of_python_or_numpy(implementation):
+def test_arguments_accept_python_and_numpy_numbers(implementation):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 1, 2)), jnp.float32)
     blocks = (lambda *sizes: {}) if implementation == 'dense' else (lambda *sizes: {'block_sizes': sizes})
     attend = lambda **kwargs: dot_product_attention(x, x, x, **kwargs, implementation=implementation)
-    numpys = attend(
+    with_numpy = attend(
         local_window_size=np.int64(1), scale=np.float32(0.5), logits_soft_cap=np.float32(2),
         dropout_rate=np.float32(0), **blocks(np.int64(2), np.int32(4)), key_value_seq_lengths=[3, 5],
     )  # fmt: skip
-    pythons = attend(
+    with_python = attend(
         local_window_size=1, scale=0.5, logits_soft_cap=2.0, **blocks(2, 4), key_value_seq_lengths=jnp.array([3, 5])
     )
-    np.testing.assert_array_equal(numpys, pythons)
+    np.testing.assert_array_equal(with_numpy, with_python)
     np.testing.assert_array_equal(
         attend(local_window_size=[np.int64(1), 0], **blocks(2, 4)), attend(local_window_size=(1, 0), **blocks(2, 4))
     )
-    same = attend(mask=window_mask(2**40, 0), key_value_seq_lengths=[2**40, 5], **blocks(2, 4))
-    np.testing.assert_array_equal(same, attend(is_causal=True, **blocks(2, 4)))
+    wide_window = attend(mask=window_mask(2**40, 0), key_value_seq_lengths=[2**40, 5], **blocks(2, 4))
+    np.testing.assert_array_equal(wide_window, attend(is_causal=True, **blocks(2, 4)))
 
 
 X = jnp.ones((2, 8, 8, 4))
-WRONG = {
+INVALID = {
     r'scale has shape \(8,\); expected one number': {'scale': jnp.ones(8)},
     r'scale has shape \(2,\); expected one number': {'scale': [1.0, 2.0]},
     r'scale is wide; expected one number': {'scale': 'wide'},
@@ -255,7 +259,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize('implementation', [None, 'dense', 'blockwise'])
-@pytest.mark.parametrize('message, kwargs', WRONG.items())
-def test_arguments_that_are_no_single_number_or_too_large_are_refused(as_used, implementation, message, kwargs):
+@pytest.mark.parametrize('message, kwargs', INVALID.items())
+def test_arguments_that_are_not_one_number_or_too_large_raise(as_used, implementation, message, kwargs):
     with pytest.raises(ValueError, match=message):
         dot_product_attention(X, X, X, **kwargs, implementation=implementation)

@@ -1,4 +1,4 @@
-"""Who sees how many keys, against every pair looked at; and junk kept away from a kernel that cannot stand it."""
+"""Counts of visible keys against all pairs, and calls without non-finite numbers for kernels of other libraries."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,7 @@ from tests.kernels import oracle
 B, T, S, N, K, H = 2, 7, 9, 4, 2, 3
 
 IDS = np.array([[3, 3, -1, 3, 5, 5, -1, 3, 9], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
-RULES = {
+MASKS = {
     'causal': {'is_causal': True},
     'window': {'local_window_size': (1, 2)},
     'left window': {'local_window_size': (2, 2**30), 'is_causal': True},
@@ -25,50 +25,52 @@ RULES = {
 }  # fmt: skip
 
 
-def both(kwargs):
-    """The rules as the package takes them, and the pairs [B, T, S] as the oracle sees them."""
+def mask_and_visible_pairs(kwargs):
+    """Return the mask, and the visible pairs [B, T, S] by the oracle."""
     arrays = {name: jnp.asarray(x) for name, x in kwargs.items() if isinstance(x, np.ndarray)}
-    rules = Mask(window=kwargs.get('local_window_size'), is_causal=kwargs.get('is_causal', False), **arrays)
-    return rules, np.stack([oracle.visible(b, 0, *np.ogrid[:T, :S], **kwargs) for b in range(B)])
+    mask = Mask(window=kwargs.get('local_window_size'), is_causal=kwargs.get('is_causal', False), **arrays)
+    return mask, np.stack([oracle.is_visible(b, 0, *np.ogrid[:T, :S], **kwargs) for b in range(B)])
 
 
-@pytest.mark.parametrize('kwargs', RULES.values(), ids=RULES)
-def test_counts_are_those_of_all_pairs(kwargs):
-    rules, seen = both(kwargs)
-    marks = np.random.default_rng(0).random((B, 3, S)) < 0.5
-    counted = sanitize.count_visible_keys(rules, jnp.asarray(marks), T)
-    np.testing.assert_array_equal(counted, np.einsum('bts,bms->bmt', seen.astype(int), marks.astype(int)))
-    marks = np.random.default_rng(1).random((B, 2, T)) < 0.5
-    counted = sanitize.count_visible_keys(sanitize.transpose_mask(rules), jnp.asarray(marks), S)
-    np.testing.assert_array_equal(counted, np.einsum('bts,bmt->bms', seen.astype(int), marks.astype(int)))
+@pytest.mark.parametrize('kwargs', MASKS.values(), ids=MASKS)
+def test_counts_match_all_pairs(kwargs):
+    mask, visible = mask_and_visible_pairs(kwargs)
+    key_sets = np.random.default_rng(0).random((B, 3, S)) < 0.5
+    counts = sanitize.count_visible_keys(mask, jnp.asarray(key_sets), T)
+    np.testing.assert_array_equal(counts, np.einsum('bts,bms->bmt', visible.astype(int), key_sets.astype(int)))
+    key_sets = np.random.default_rng(1).random((B, 2, T)) < 0.5
+    counts = sanitize.count_visible_keys(sanitize.transpose_mask(mask), jnp.asarray(key_sets), S)
+    np.testing.assert_array_equal(counts, np.einsum('bts,bmt->bms', visible.astype(int), key_sets.astype(int)))
 
 
-def test_lengths_of_few_bits_are_compared_with_sizes_of_many():
+def test_int8_lengths_are_clipped_to_larger_sizes():
     np.testing.assert_array_equal(sanitize.clip_lengths(jnp.array([-3, 127], 'int8'), 300), [0, 127])
 
 
-MASKED = [(name, None) for name in RULES]
-MASKED += [('all', (1, 1)), ('causal', (1, 1)), ('causal', (B, 1)), ('causal', (1, N)), ('lengths', (B, N))]
+CASES = [(name, None) for name in MASKS]
+CASES += [('all', (1, 1)), ('causal', (1, 1)), ('causal', (B, 1)), ('causal', (1, N)), ('lengths', (B, N))]
 
 
-@pytest.mark.parametrize('name, axes', MASKED)
-def test_cleaned_calls_are_finite_and_settled_as_dense_has_them(name, axes):
+@pytest.mark.parametrize('name, axes', CASES)
+def test_sanitized_call_is_finite_and_restored_output_matches_dense(name, axes):
     random = np.random.default_rng(2)
-    rules, seen = both(RULES[name])
-    seen = seen[:, None]
+    mask, visible = mask_and_visible_pairs(MASKS[name])
+    visible = visible[:, None]
     if axes:
-        mask = random.random((*axes, T, S)) < 0.4
-        rules, seen = rules.replace(mask=jnp.asarray(mask)), seen & mask
+        array = random.random((*axes, T, S)) < 0.4
+        mask, visible = mask.replace(mask=jnp.asarray(array)), visible & array
     query, key, value = (random.normal(size=size) for size in ((B, T, N, H), (B, S, K, H), (B, S, K, H)))
     query[0, 4, 1, 0], key[1, 5, 0, 2], value[0, 3, 1] = np.nan, np.inf, -np.inf
-    call = AttentionCall(*(jnp.asarray(x, 'float32') for x in (query, key, value)), rules, 0.5)
-    cleaned = sanitize.sanitize_call(call)
-    assert all(jnp.all(jnp.isfinite(x)) for x in cleaned.call[:3])
-    nobody = ~seen.any((1, 2))
-    assert not np.any(np.asarray(cleaned.call.key)[nobody]) and not np.any(np.asarray(cleaned.call.value)[nobody])
-    assert not np.any(np.asarray(cleaned.call.query)[~seen.any((1, 3))])
-    garbage = lambda x: jnp.where(cleaned.empty.swapaxes(1, 2)[..., None], jnp.nan, x)
-    settled = sanitize.restore_masked_rows(garbage(dense.dot_product(cleaned.call).output), cleaned)
+    call = AttentionCall(*(jnp.asarray(x, 'float32') for x in (query, key, value)), mask, 0.5)
+    sanitized = sanitize.sanitize_call(call)
+    assert all(jnp.all(jnp.isfinite(x)) for x in sanitized.call[:3])
+    key_unused = ~visible.any((1, 2))
+    assert not np.any(np.asarray(sanitized.call.key)[key_unused]) and not np.any(
+        np.asarray(sanitized.call.value)[key_unused]
+    )
+    assert not np.any(np.asarray(sanitized.call.query)[~visible.any((1, 3))])
+    with_nan_in_empty_rows = lambda x: jnp.where(sanitized.is_empty.swapaxes(1, 2)[..., None], jnp.nan, x)
+    output = sanitize.restore_masked_rows(with_nan_in_empty_rows(dense.dot_product(sanitized.call).output), sanitized)
     expected = dense.dot_product(call).output
-    assert jnp.any(jnp.isnan(expected)) == jnp.any(cleaned.spoilt)
-    np.testing.assert_allclose(settled, expected, atol=1e-6)  # NaN equals NaN here
+    assert jnp.any(jnp.isnan(expected)) == jnp.any(sanitized.attends_to_nonfinite)
+    np.testing.assert_allclose(output, expected, atol=1e-6)  # NaN equals NaN in this comparison
