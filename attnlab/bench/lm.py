@@ -121,7 +121,7 @@ def greedy_decoder(model: LanguageModel, params: Any, prompt: np.ndarray, count:
         kept = cache.init_cache(model, params, len(prompt), prompt.shape[1] + count)
         kept, _ = cache.extend_cache(model, params, kept, prompt[:, :-1])
         step, rng = cache.make_decode_step(model, params), jax.random.key(0)  # temperature 0 draws nothing
-        return sample_tokens(step, kept, prompt[:, -1], rng=rng, limit=count, temperature=0.0).tokens
+        return sample_tokens(step, kept, prompt[:, -1], rng=rng, max_tokens=count, temperature=0.0).tokens
 
     return lambda: np.asarray(run(params, prompt))
 

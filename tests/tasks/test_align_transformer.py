@@ -77,7 +77,7 @@ def test_every_attention_of_a_translation_is_drawn(translating, french, capsys):
 
 def test_a_shift_reads_a_word_where_it_is_fed(translating, french, capsys):
     task, params, source = french
-    assert task.config.model.alignment_shift == task.model.shift == 1
+    assert task.config.model.alignment_shift == task.model.alignment_shift == 1
     assert cli.main(['translate', f'--workdir={translating}', SENTENCES[0]]) == 0
     path = re.search(r'\S+\.npz', capsys.readouterr().err)
     assert path is not None
@@ -85,7 +85,7 @@ def test_a_shift_reads_a_word_where_it_is_fed(translating, french, capsys):
     (made,) = task.translator.translate(params, source[:1], 1)
     assert len(rows) > 2 and rows == task.vocabularies[1].pieces(made.target[:-1])
     np.testing.assert_array_equal(weights, made.weights[1:])
-    forced = jax.jit(task.model.maps)(params, np.array(source[:1]), np.array([[BOS, *made.target[:-1]]]))
+    forced = jax.jit(task.model.attention_maps)(params, np.array(source[:1]), np.array([[BOS, *made.target[:-1]]]))
     heads = np.asarray(forced['decoder/cross_attention'])[0, 1]  # of layer 2, which the experiment chooses
     np.testing.assert_allclose(made.weights, heads.mean(axis=0), atol=1e-5)
 
@@ -100,10 +100,10 @@ def test_beams(translating, french):
 
     @jax.jit
     def both(padded):
-        state = model.start(params, padded, 8)
-        step = partial(model.step, params, 8)
-        one = beam_search(step, state, jnp.full(3, BOS), beams=1, limit=8, end=EOS)
-        return one.tokens[:, 0], greedy_search(step, state, 3, bos=BOS, eos=EOS, limit=8).tokens
+        state = model.init_state(params, padded, 8)
+        step = partial(model.decode_step, params, 8)
+        one = beam_search(step, state, jnp.full(3, BOS), beams=1, max_tokens=8, eos_id=EOS)
+        return one.tokens[:, 0], greedy_search(step, state, 3, bos_id=BOS, eos_id=EOS, max_tokens=8).tokens
 
     padded = np.array([[*ids, *[0] * (12 - len(ids))] for ids in source])
     np.testing.assert_array_equal(*both(padded))

@@ -127,7 +127,7 @@ def test_every_image_counts_once_whatever_the_batch(size, seeing, monkeypatch):
     whole = dataset.read_images(task.config.data, 'test', task.config.seed)
     monkeypatch.setattr('attnlab.tasks.vision.task.EVALUATION_IMAGES', size)
     found = task.probabilities(params, whole)
-    alone = [task.model.forward(params, preprocess_images(image[None], task.scale, task.model.size), None)[0]
+    alone = [task.model.forward(params, preprocess_images(image[None], task.scale, task.model.image_size), None)[0]
              for image in whole.pixels[:3]]  # fmt: skip
     assert found.shape == (30, 10)
     np.testing.assert_allclose(found[:3], jax.nn.softmax(np.concatenate(alone)), atol=1e-5)

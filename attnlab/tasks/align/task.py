@@ -58,7 +58,7 @@ class AlignTask:
         model = make_sequence2sequence_model(config, size, size)
         params = jax.eval_shape(model.init, jax.random.key(0))
         tokens = jax.ShapeDtypeStruct((1, T), jnp.int32)
-        state = jax.eval_shape(lambda params, source: model.start(params, source, T), params, tokens)
+        state = jax.eval_shape(lambda params, source: model.init_state(params, source, T), params, tokens)
         return Outline(
             f'{T} source and {T} target tokens, vocabularies {size}', 2 * T, params, (tokens, tokens),
             lambda params, source, inputs: model.forward(params, source, inputs, None)[0],
@@ -151,7 +151,7 @@ class AlignTask:
         found |= {'loss': nll / count, 'perplexity': perplexity(nll / count)}
         if isinstance(data, GrammarPairs):
             found['exact_match'] = scores.exact_match_rate(outputs, pairs.target, target_language)
-        links = self._links(weights, encoded, self.model.layer) if self.model.attends else None
+        links = self._links(weights, encoded, self.model.alignment_layer_index) if self.model.has_attention else None
         if links and pairs.links is not None:
             inverted = corpus.read_inversions(data, split, self.config.seed)
             found |= scores.score_alignments(links, pairs.links, inverted)
@@ -159,7 +159,7 @@ class AlignTask:
                 found['aer_by_layer'] = self._by_layer(weights, encoded, pairs)
         found['by_length'] = scores.bleu_by_length(pairs.source, outputs, pairs.target, source_language)
         if self.workdir is not None:
-            at = self.model.shift
+            at = self.model.alignment_shift
             shown = pictures.select_samples(pairs, outputs, encoded.source, translations, self.vocabularies, at)
             with files.log_write_errors(self.workdir):
                 folder = self.workdir / 'samples'
@@ -205,7 +205,7 @@ class AlignTask:
     ) -> list[TranslatedSentence]:
         """Translate sentences; layer, shifted: as in `read_at`.  joined: align words, not sub-words."""
         task = self.read_at(layer, shifted)
-        vocabularies, at = task.vocabularies, task.model.shift
+        vocabularies, at = task.vocabularies, task.model.alignment_shift
         translated = []
         for sentence, ids, translation in task._typed(params, sentences):
             text = vocabularies[1].decode(translation.target)
@@ -239,7 +239,7 @@ class AlignTask:
         return next(self._maps(params, [text]))
 
     def _maps(self, params: Params, sentences: Sequence[str]) -> Iterator[AttentionMaps]:
-        run = jax.jit(self.model.maps)
+        run = jax.jit(self.model.attention_maps)
         for sentence, ids, translation in self._typed(params, sentences):
             maps = jax.device_get(run(params, np.array([ids]), np.array([[BOS, *translation.target[:-1]]])))
             labels = pictures.label_maps(sentence, ids, translation.target, self.vocabularies)

@@ -66,7 +66,8 @@ class Translator:
                 target[row] = _ended(tokens[slot, 0])
         # Beam search keeps no attention: the best hypothesis is read once more.
         weights = self.force(params, source, target, batch_size)[2]
-        return [Translation(ids, one[self.model.layer]) for ids, one in zip(target, weights, strict=True)]
+        layer = self.model.alignment_layer_index
+        return [Translation(ids, one[layer]) for ids, one in zip(target, weights, strict=True)]
 
     def greedy(self, params: Params, source: SentenceIds, batch_size: int | None = None) -> list[Translation]:
         """`translate` with one beam."""
@@ -96,29 +97,30 @@ class Translator:
 
     def _force_batch(self, params: Params, source: jax.Array, labels: jax.Array) -> tuple[LossSums, jax.Array]:
         source, labels = mesh_axes.shard_rows(source), mesh_axes.shard_rows(labels)
-        logits, weights = self.model.read(params, source, shift_right(labels))
+        logits, weights = self.model.forward_with_attention(params, source, shift_right(labels))
         return mesh_axes.replicate_arrays((cross_entropy(logits, labels, padding=PAD), weights))
 
     def _greedy_batch(self, params: Params, source: jax.Array) -> GreedyResult:
         limit, state, step = self._begin(params, source)
-        return mesh_axes.replicate_arrays(greedy_search(step, state, source.shape[0], bos=BOS, eos=EOS, limit=limit))
+        result = greedy_search(step, state, source.shape[0], bos_id=BOS, eos_id=EOS, max_tokens=limit)
+        return mesh_axes.replicate_arrays(result)
 
     def _beams(self, params: Params, source: jax.Array) -> Hypotheses:
         limit, state, step = self._begin(params, source)
         first = jnp.full(source.shape[:1], BOS)
         penalty = self.length_penalty
-        return beam_search(step, state, first, beams=self.beams, limit=limit, end=EOS, length_penalty=penalty)
+        return beam_search(step, state, first, beams=self.beams, max_tokens=limit, eos_id=EOS, length_penalty=penalty)
 
     def _begin(self, params: Params, source: jax.Array) -> tuple[int, Any, partial[Any]]:
         """Largest number of tokens, first state and step function of a decoding."""
         limit, source = max_translation_tokens(source.shape[1]), mesh_axes.shard_rows(source)
-        return limit, self.model.start(params, source, limit), partial(self.model.step, params, limit)
+        return limit, self.model.init_state(params, source, limit), partial(self.model.decode_step, params, limit)
 
     def _batches(self, lengths: Sequence[int], batch_size: int | None) -> list[BatchIndices]:
         """Raises UserError for a sentence that has more tokens than the model has positions."""
         needed, positions = (
             max_translation_tokens(padded_width(max(lengths, default=1), self.widths)),
-            self.model.longest,
+            self.model.max_length,
         )
         if positions is not None and needed > positions:
             came = f'a sentence of {max(lengths)} tokens needs room for {needed}'

@@ -97,7 +97,7 @@ def compute_attention_maps(
     model: ImageModel, params: Params, scale: dataset.ImageStatistics, pixels: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Every attention of the model over images uint8 [B, H, W, C]: [B, L, N, T, T] by its name."""
-    found = model.maps(params, preprocess_images(jax.numpy.asarray(pixels), scale, model.size))
+    found = model.attention_maps(params, preprocess_images(jax.numpy.asarray(pixels), scale, model.image_size))
     return {kind: jax.device_get(weights) for kind, weights in found.items()}
 
 
@@ -105,8 +105,11 @@ def attention_to_grid(weights: np.ndarray, model: ImageModel) -> np.ndarray:
     """What is looked at [*B, rows, columns], of weights [*B, T, T]: by the class token, else by the mean of the image's
     tokens."""
     module = model.module
-    seen = weights[..., module.prefix :]
-    rows = seen[..., module.prefix :, :].mean(axis=-2) if module.reader is None else seen[..., module.reader, :]
+    seen = weights[..., module.num_prefix_tokens :]
+    if module.class_token_index is None:
+        rows = seen[..., module.num_prefix_tokens :, :].mean(axis=-2)
+    else:
+        rows = seen[..., module.class_token_index, :]
     return rows.reshape(*rows.shape[:-1], *module.grid)
 
 

@@ -57,8 +57,8 @@ class VisionTask:
             config = blocks.outline_config(config, layers, active)
         classes, C = dataset.class_count(data), dataset.image_shape(data)[-1]
         model = make_image_model(config, classes, C)
-        H, W = model.size
-        tokens = model.module.prefix + math.prod(model.module.grid)
+        H, W = model.image_size
+        tokens = model.module.num_prefix_tokens + math.prod(model.module.grid)
         what = f'{H} x {W} pixels' + (f', {tokens} tokens' if isinstance(config, VitConfig) else '')
         return Outline(
             f'{what}, {classes} classes', tokens, jax.eval_shape(model.init, jax.random.key(0)),
@@ -107,7 +107,7 @@ class VisionTask:
         return self.model.init(rng)
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array) -> LossSums:
-        images = preprocess_images(batch['images'], self.scale, self.model.size)
+        images = preprocess_images(batch['images'], self.scale, self.model.image_size)
         logits, aux = self.model.forward(params, images, rng)
         first, second = (
             cross_entropy(logits, batch[name], self.config.train.label_smoothing, NO_LABEL, share)
@@ -123,7 +123,7 @@ class VisionTask:
         grid, before = self.model.module.grid, source.model.module
         params = dict(params)
         if 'positions' in params and grid != before.grid:
-            front = 0 if before.reader is None else 1
+            front = 0 if before.class_token_index is None else 1
             table = resize_position_table(params['positions']['table'], before.grid, grid, front)
             params['positions'] = {'table': table}
         if dataset.class_count(self.config.data) != dataset.class_count(source.config.data):
@@ -138,7 +138,7 @@ class VisionTask:
 
         @jax.jit
         def softmax(params: Params, pixels: jax.Array) -> jax.Array:
-            images = preprocess_images(mesh_axes.shard_rows(pixels), self.scale, self.model.size)
+            images = preprocess_images(mesh_axes.shard_rows(pixels), self.scale, self.model.image_size)
             return mesh_axes.replicate_arrays(jax.nn.softmax(self.model.forward(params, images, None)[0], axis=-1))
 
         return softmax
