@@ -195,7 +195,7 @@ def test_layer_drop_passes_blocks_by_and_leaves_the_mean():
 
 def test_errors_name_what_came_and_what_was_expected(as_used):
     shapes = lambda made, tokens: jax.eval_shape(made.init, jax.random.key(0), tokens)
-    with pytest.raises(ValueError, match="parallel blocks have order 'pre' and no cross-attention, not 'post'"):
+    with pytest.raises(ValueError, match="parallel blocks need order 'pre' and no cross-attention; order is 'post'"):
         shapes(model(order='post', parallel=True), tokens())
     with pytest.raises(ValueError, match="positions is 'all'; expected 'learned', 'sinusoidal', 'rotary', 'alibi'"):
         shapes(model(positions='all'), tokens())
