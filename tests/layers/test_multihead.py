@@ -251,7 +251,7 @@ def test_weights(implementation, rate, caplog):
     call = dict(mask=padding_mask(keys=jnp.array([T, T - 1])), deterministic=False, rngs={'dropout': jax.random.key(0)})
     with caplog.at_level(logging.INFO):
         output, weights = run(module, variables, QUERIES, **call, return_weights=True)
-    assert ('dense, which has them, takes the place of blockwise' in caplog.text) == (implementation == 'blockwise')
+    assert ("the implementation is 'dense' in place of blockwise" in caplog.text) == (implementation == 'blockwise')
     close(output, run(module, variables, QUERIES, **call))
     assert weights.shape == (B, N, T, T) and jnp.all(weights[1, ..., -1] == 0) and jnp.all(weights[0] > 0)
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
@@ -316,7 +316,7 @@ def test_norms_of_zero_tokens(qk_norm):
     (dict(encoding=RotaryEncoding(), head_width=3), SELF, {}, 'x has heads of width 3; expected an even number'),
     ({}, (QUERIES[0],), {}, r'queries have shape \(4, 8\); expected \[B, T, D\]'),
     ({}, (QUERIES, KEYS[:1]), {}, r'keys have shape \(1, 5, 6\); expected \[B, S, C\] with B = 2'),
-    ({}, ACROSS, dict(positions=np.arange(T)[None]), 'positions are those of self-attention; with keys'),
+    ({}, ACROSS, dict(positions=np.arange(T)[None]), 'positions apply to self-attention only; with keys'),
     ({}, SELF, dict(mask=np.ones((T, T), bool)), r'mask has shape \(4, 4\); expected 4 axes'),
     ({}, SELF, dict(mask=np.ones((1, 1, T, T), np.float32)), 'mask has dtype float32; expected boolean'),
 ])  # fmt: skip
