@@ -42,7 +42,7 @@ class DecoderStep(nn.Module):
         """The part that is computed once a sentence."""
         if self.config.attention == 'none':
             return EncodedSource(last, None, lengths)
-        return EncodedSource(states, self.attend.keys(states), lengths)
+        return EncodedSource(states, self.attend.project_keys(states), lengths)
 
     def __call__(
         self, state: CellState, source: EncodedSource, previous: Float[Array, 'B E']
