@@ -116,7 +116,7 @@ def test_rows_and_columns_are_not_mixed_up(positions):
     H = 8
     if positions == 'sinusoidal':
         made = model(positions='sinusoidal')
-        codes = made.apply({'params': started(made)}, jnp.zeros((1, 8, D)), method='_placed')[0]
+        codes = made.apply({'params': started(made)}, jnp.zeros((1, 8, D)), method='_add_positions_and_prefix')[0]
     else:
         codes = TURN.rotate(jnp.ones((1, 8, 1, H)))[0, :, 0]
         np.testing.assert_allclose(codes, rotary_encoding_2d(jnp.ones((8, 1, H)), ROWS, COLUMNS)[:, 0], atol=1e-6)
@@ -152,7 +152,7 @@ def test_the_head_reads_what_the_pooling_says(pool):
     called = lambda module, name: (module.name, name) == ('stack', '__call__')
     (found, _), kept = quick(partial(made.apply, capture_intermediates=called))({'params': params}, images)
     x = np.asarray(kept['intermediates']['stack']['__call__'][0][0], np.float64)
-    assert x.shape == (2, 8 + made.prefix, D)
+    assert x.shape == (2, 8 + made.num_prefix_tokens, D)
     if pool == 'mean':
         read = x[:, 2:].mean(axis=1)
     elif pool == 'class':
