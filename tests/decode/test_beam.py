@@ -30,7 +30,7 @@ def tree(state, previous):
     return (logits, node), logits[jnp.arange(previous.shape[0]), node]
 
 
-HOW = ('beams', 'limit', 'end', 'length_penalty')
+HOW = ('beams', 'max_tokens', 'eos_id', 'length_penalty')
 
 
 @functools.partial(jax.jit, static_argnames=('step', *HOW), compiler_options=QUICK)
@@ -114,11 +114,11 @@ def test_the_hand_table():
     """Greedy takes the likelier first token and pays for it."""
     state = hand(HAND)
     assert by_greedy(state, 3, 2)[0, 0] == a
-    tokens, scores, lengths = decode(markov, state, 3, beams=2, limit=2, end=E)
+    tokens, scores, lengths = decode(markov, state, 3, beams=2, max_tokens=2, eos_id=E)
     assert tokens[0, 0].tolist() == [b, E] and lengths[0, 0] == 2
     np.testing.assert_allclose(np.exp(scores[0]), [0.36, 0.6 * 0.34], rtol=1e-5)
     assert tokens[0, 1].tolist() == [a, a]  # 0.204, cut; "a E" has 0.198
-    more = decode(markov, state, 3, beams=9, limit=2, end=E)
+    more = decode(markov, state, 3, beams=9, max_tokens=2, eos_id=E)
     at = more.tokens[0].tolist().index([a, E])
     np.testing.assert_allclose(np.exp(more.scores[0, at]), 0.198, rtol=1e-5)
 
@@ -138,10 +138,10 @@ def short_and_long():
 def test_length_penalty_chooses_between_short_and_long():
     table, short, long = short_and_long()
     state = hand(table)
-    plain = decode(markov, state, 7, beams=2, limit=6, end=E)
+    plain = decode(markov, state, 7, beams=2, max_tokens=6, eos_id=E)
     assert plain.tokens[0, 0, :2].tolist() == short and plain.lengths[0, :2].tolist() == [2, 4]
     np.testing.assert_allclose(plain.scores[0, :2], [-1.0, -1.2], rtol=1e-5)
-    divided = decode(markov, state, 7, beams=2, limit=6, end=E, length_penalty=1.0)
+    divided = decode(markov, state, 7, beams=2, max_tokens=6, eos_id=E, length_penalty=1.0)
     assert divided.tokens[0, 0, :4].tolist() == long and divided.lengths[0, :2].tolist() == [4, 2]
     np.testing.assert_allclose(divided.scores[0, :2], [-0.3, -0.5], rtol=1e-5)
 
@@ -150,7 +150,7 @@ def test_one_beam_is_greedy_on_100_random_tables():
     logits = np.random.default_rng(0).normal(size=(100, 6, 6)).astype(np.float32)
     logits[:, :, E] += 0.5
     state = jnp.asarray(logits)
-    found = decode(markov, state, 5, beams=1, limit=8, end=E)
+    found = decode(markov, state, 5, beams=1, max_tokens=8, eos_id=E)
     want = by_greedy(state, 5, 8)
     np.testing.assert_array_equal(found.tokens[:, 0], want)
     lengths = np.where(np.any(want == E, 1), np.argmax(want == E, 1) + 1, 8)
@@ -162,7 +162,7 @@ def test_one_beam_is_greedy_on_100_random_tables():
 def test_as_many_beams_as_sequences_find_them_all(alpha):
     """V = 3, L = 3, 27 beams: every hypothesis there is, by brute force, in its order."""
     state = trees(12, V=3, limit=3)
-    found = decode(tree, state, beams=27, limit=3, end=E, length_penalty=alpha)
+    found = decode(tree, state, beams=27, max_tokens=3, eos_id=E, length_penalty=alpha)
     winners = set()
     for row in range(12):
         want = every_hypothesis(log_softmax(state[0][row]), 3, alpha)
@@ -176,7 +176,7 @@ def test_as_many_beams_as_sequences_find_them_all(alpha):
 def test_narrow_beams_equal_the_search_in_lists(alpha, beams):
     """Of sequences that depend on all that was said, so that a state in the wrong place shows."""
     state = trees(16, V=4, limit=5, seed=beams, end=0.7)
-    found = decode(tree, state, beams=beams, limit=5, end=E, length_penalty=alpha)
+    found = decode(tree, state, beams=beams, max_tokens=5, eos_id=E, length_penalty=alpha)
     lengths = set()
     for row in range(16):
         want = searched(log_softmax(state[0][row]), beams, 5, alpha)
@@ -187,7 +187,7 @@ def test_narrow_beams_equal_the_search_in_lists(alpha, beams):
 
 def test_a_score_is_the_log_probability_by_the_length_once():
     state = trees(8, V=4, limit=5, seed=7)
-    found = decode(tree, state, beams=4, limit=5, end=E, length_penalty=1.0)
+    found = decode(tree, state, beams=4, max_tokens=5, eos_id=E, length_penalty=1.0)
     for row in range(8):
         table = log_softmax(state[0][row])
         for tokens, score, n in zip(*(x[row].tolist() for x in found), strict=True):
@@ -198,7 +198,7 @@ def test_a_score_is_the_log_probability_by_the_length_once():
 
 
 def test_batch_mates_change_nothing():
-    how = {'beams': 3, 'limit': 5, 'end': E, 'length_penalty': 0.6}
+    how = {'beams': 3, 'max_tokens': 5, 'eos_id': E, 'length_penalty': 0.6}
     logits, node = trees(8, V=4, limit=5, seed=5, end=1.5)
     logits = logits.at[3, :, E].add(99.0).at[6, :, E].add(-99.0)  # one ends at once, one never
     together = decode(tree, (logits, node), **how)
@@ -211,7 +211,7 @@ def test_batch_mates_change_nothing():
 
 def by_greedy(state, first, limit):
     rows = len(state)
-    said = lambda state: greedy_search(markov, state, rows, bos=first, eos=E, limit=limit).tokens
+    said = lambda state: greedy_search(markov, state, rows, bos_id=first, eos_id=E, max_tokens=limit).tokens
     return np.asarray(jax.jit(said, compiler_options=QUICK)(state))
 
 
@@ -222,7 +222,7 @@ def steps_taken(state, first, **how):
         jax.debug.callback(lambda _: taken.append(1), previous)
         return markov(state, previous)
 
-    search = lambda state: beam_search(noted, state, jnp.full(len(state), first), end=E, **how)
+    search = lambda state: beam_search(noted, state, jnp.full(len(state), first), eos_id=E, **how)
     found = jax.block_until_ready(jax.jit(search, compiler_options=QUICK)(state))
     jax.effects_barrier()
     return len(taken), jax.device_get(found)
@@ -235,12 +235,12 @@ def test_stops_when_no_live_hypothesis_can_win():
     table[3, E], table[3, a] = 0.6, 0.4
     table[a, a], table[a, E] = np.exp(-0.1), 1 - np.exp(-0.1)
     table[b] = table[E] = 0.25  # never read
-    steps, found = steps_taken(hand(table), 3, beams=1, limit=20)
+    steps, found = steps_taken(hand(table), 3, beams=1, max_tokens=20)
     assert steps == 1 and found.tokens[0, 0, 0] == E
     # Live after t tokens: log 0.4 - 0.1 (t - 1).  Over 20 ** 0.5 that is above log 0.6 up to t = 14.
     bound = [np.log(0.4) - 0.1 * (t - 1) for t in range(1, 21)]
     want = next(t for t, x in enumerate(bound, 1) if x / 20**0.5 <= np.log(0.6))
-    steps, found = steps_taken(hand(table), 3, beams=1, limit=20, length_penalty=0.5)
+    steps, found = steps_taken(hand(table), 3, beams=1, max_tokens=20, length_penalty=0.5)
     assert steps == want == 15
     assert found.tokens[0, 0, 0] == E and found.lengths[0, 0] == 1
 
@@ -249,7 +249,7 @@ def test_stops_when_nothing_lives():
     """Certain to end: the pool is never full, and nothing is left to fill it."""
     table = np.zeros((4, 4))
     table[:, E] = 1.0
-    steps, found = steps_taken(hand(table), 3, beams=3, limit=50)
+    steps, found = steps_taken(hand(table), 3, beams=3, max_tokens=50)
     assert steps == 1
     assert found.tokens[0].tolist() == [[E] + [0] * 49] + [[0] * 50] * 2
     assert found.scores[0].tolist() == [0.0, -np.inf, -np.inf] and found.lengths[0].tolist() == [1, 0, 0]
@@ -259,22 +259,22 @@ def test_what_never_ends_is_cut_at_the_limit():
     table = np.full((4, 4), 0.3)
     table[:, E] = 0.0
     table[:, a] = 0.4
-    found = decode(markov, hand(table), 3, beams=2, limit=4, end=E, length_penalty=1.0)
+    found = decode(markov, hand(table), 3, beams=2, max_tokens=4, eos_id=E, length_penalty=1.0)
     assert found.tokens[0, 0].tolist() == [a] * 4 and found.lengths.tolist() == [[4, 4]]
     np.testing.assert_allclose(found.scores[0, 0], np.log(0.4), rtol=1e-5)
 
 
 def test_ties_go_to_the_earlier_then_to_the_lowest_token():
     flat = jnp.zeros((1, 4, 4))
-    assert decode(markov, flat, 3, beams=2, limit=2, end=3).tokens[0].tolist() == [[0, 0], [0, 1]]
+    assert decode(markov, flat, 3, beams=2, max_tokens=2, eos_id=3).tokens[0].tolist() == [[0, 0], [0, 1]]
     # With division by the length all score alike: the one that ended first is first.
-    first_ends = decode(markov, flat, 3, beams=2, limit=3, end=0, length_penalty=1.0)
+    first_ends = decode(markov, flat, 3, beams=2, max_tokens=3, eos_id=0, length_penalty=1.0)
     assert first_ends.tokens[0].tolist() == [[0, 0, 0], [1, 0, 0]] and first_ends.lengths[0].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize('V', [1, 2])
 def test_fewer_tokens_than_candidates(V):
-    found = decode(markov, jnp.zeros((2, V, V)), beams=3, limit=2, end=0)
+    found = decode(markov, jnp.zeros((2, V, V)), beams=3, max_tokens=2, eos_id=0)
     want = [[0, 0], [1, 0], [1, 1]][: 2 * V - 1]
     assert found.tokens[0].tolist() == want + [[0, 0]] * (3 - len(want))
     assert found.lengths[0].tolist() == [1, 2, 2][: len(want)] + [0] * (3 - len(want))
@@ -283,7 +283,7 @@ def test_fewer_tokens_than_candidates(V):
 def test_bfloat16_logits_are_summed_in_float32():
     state = trees(4, V=4, limit=5, seed=2)
     half = state[0].astype(jnp.bfloat16)
-    found = decode(tree, (half, state[1]), beams=2, limit=5, end=E)
+    found = decode(tree, (half, state[1]), beams=2, max_tokens=5, eos_id=E)
     assert found.scores.dtype == jnp.float32
     for row in range(4):
         assert_found(found, row, searched(log_softmax(half[row].astype(jnp.float32)), 2, 5, 0.0), 2, 5)
@@ -296,7 +296,7 @@ def test_compiles_once():
         traced.append(previous.shape)
         return markov(state, previous)
 
-    search = lambda state, first: beam_search(noted, state, first, beams=2, limit=6, end=E).tokens
+    search = lambda state, first: beam_search(noted, state, first, beams=2, max_tokens=6, eos_id=E).tokens
     run = jax.jit(search, compiler_options=QUICK)
     one = run(jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 4))), jnp.zeros(3, int))
     count = len(traced)
@@ -309,7 +309,7 @@ def test_compiles_once():
     'how, message',
     [
         ({'beams': 0}, 'beams is 0; expected at least 1'),
-        ({'limit': 0}, 'limit is 0; expected at least 1'),
+        ({'max_tokens': 0}, 'max_tokens is 0; expected at least 1'),
         ({'length_penalty': -0.5}, 'length_penalty is -0.5; expected a finite number, at least 0'),
         ({'length_penalty': float('nan')}, 'length_penalty is nan; expected a finite number, at least 0'),
     ],
@@ -317,15 +317,15 @@ def test_compiles_once():
 )
 def test_values_out_of_range_are_refused(how, message):
     with pytest.raises(UserError) as error:
-        beam_search(markov, jnp.zeros((2, 4, 4)), jnp.zeros(2, int), **{'beams': 2, 'limit': 3, 'end': E, **how})
+        beam_search(markov, jnp.zeros((2, 4, 4)), jnp.zeros(2, int), **{'beams': 2, 'max_tokens': 3, 'eos_id': E, **how})
     assert str(error.value) == message
 
 
 def test_shapes_are_refused():
-    search = lambda state, first: beam_search(markov, state, first, beams=2, limit=3, end=E)
+    search = lambda state, first: beam_search(markov, state, first, beams=2, max_tokens=3, eos_id=E)
     with pytest.raises(ValueError, match=r"^state\['at'\] has shape \(\); expected the batch axis first, of 2 rows$"):
         search({'at': jnp.int32(0), 'keys': jnp.zeros((2, 4))}, jnp.zeros(2, int))
-    with pytest.raises(ValueError, match=r'^first has shape \(\); expected \[B\], one token a row$'):
+    with pytest.raises(ValueError, match=r'^first_tokens has shape \(\); expected \[B\], one token a row$'):
         search(jnp.zeros((2, 4, 4)), jnp.int32(0))
 
 
@@ -333,7 +333,7 @@ def test_shapes_are_refused():
 def test_a_row_that_meets_logits_that_are_not_numbers_has_no_hypotheses(value):
     """Row 1 at once, row 2 after token 1, of which one of its beams consists; row 0 as without them."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 4)), jnp.float32)
-    how = {'beams': 3, 'limit': 4, 'end': 3, 'length_penalty': 1.0}
+    how = {'beams': 3, 'max_tokens': 4, 'eos_id': 3, 'length_penalty': 1.0}
     whole = decode(markov, logits, **how)
     assert np.all(np.isfinite(whole.scores))
     found = decode(markov, logits.at[1, 0, 2].set(value).at[2, 1, 0].set(value), **how)
@@ -347,7 +347,7 @@ def test_a_row_that_meets_logits_that_are_not_numbers_has_no_hypotheses(value):
 def test_what_no_hypothesis_reaches_may_be_nan():
     """Token 1 has no probability; what follows it does not matter."""
     logits = jnp.zeros((1, 3, 3)).at[:, :, 1].set(-jnp.inf)
-    how = {'beams': 4, 'limit': 3, 'end': 2}
+    how = {'beams': 4, 'max_tokens': 3, 'eos_id': 2}
     found, whole = (decode(markov, x, **how) for x in (logits.at[:, 1].set(jnp.nan), logits))
     jax.tree.map(np.testing.assert_array_equal, found, whole)
     assert whole.lengths.tolist() == [[1, 2, 3, 3]]
@@ -355,6 +355,6 @@ def test_what_no_hypothesis_reaches_may_be_nan():
 
 def test_integers_of_numpy_are_served_as_those_of_python():
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 4)), jnp.float32)
-    how = {'beams': 2, 'limit': 3, 'end': 3}
+    how = {'beams': 2, 'max_tokens': 3, 'eos_id': 3}
     found = decode(markov, logits, **{name: np.int64(number) for name, number in how.items()})
     jax.tree.map(np.testing.assert_array_equal, found, decode(markov, logits, **how))

@@ -172,22 +172,22 @@ def test_in_a_program_what_has_no_slot_is_nan_and_rows_with_room_do_not_see_it(n
 def test_a_full_cache_is_refused_with_its_slots_and_lengths():
     model, params = MODELS['learned'], run('learned').params
     held = dataclasses.replace(init_cache(model, params, B, SLOTS), length=np.array([2, SLOTS, 3]))
-    with pytest.raises(ValueError, match=f'the cache has {SLOTS} slots: row 2 holds 3 tokens and 7 more came'):
+    with pytest.raises(ValueError, match=f'the cache has room for {SLOTS} tokens in a row; row 2 holds 3 tokens, and 7 more were given'):
         extend_cache(model, params, dataclasses.replace(held, length=np.array([2, 0, 3])), TOKENS)
     step = make_decode_step(model, params)
     for refused in (lambda: extend_cache(model, params, held, TOKENS[:, :1]), lambda: step(held, jnp.zeros(B, int))):
-        with pytest.raises(ValueError, match=f'the cache has {SLOTS} slots: row 1 holds {SLOTS} tokens and 1 more'):
+        with pytest.raises(ValueError, match=f'the cache has room for {SLOTS} tokens in a row; row 1 holds {SLOTS} tokens, and 1 more'):
             refused()
 
 
 def test_slots_are_at_least_one_and_at_most_the_learned_positions():
     shapes = lambda name, slots: jax.eval_shape(lambda: init_cache(MODELS[name], run(name).params, B, slots))
-    with pytest.raises(ValueError, match='slots is 0; expected at least 1'):
+    with pytest.raises(ValueError, match='max_length is 0; expected at least 1'):
         shapes('today', 0)
-    with pytest.raises(ValueError, match='slots is 17; expected at most 16, the learned positions of the model'):
+    with pytest.raises(ValueError, match='max_length is 17; expected at most 16, the learned positions of the model'):
         shapes('learned', CONTEXT + 1)
-    assert shapes('learned', CONTEXT).slots == CONTEXT
-    assert shapes('sinusoidal, post', CONTEXT + 1).slots == CONTEXT + 1
+    assert shapes('learned', CONTEXT).max_length == CONTEXT
+    assert shapes('sinusoidal, post', CONTEXT + 1).max_length == CONTEXT + 1
 
 
 def most_probable(name, prompts, limit):
@@ -210,7 +210,7 @@ def test_sampling_at_temperature_zero_is_the_most_probable_of_each_pass(name):
     @functools.partial(jax.jit, compiler_options=QUICK)
     def said(params, cache, prompts, real):
         state, first = prefill(model, params, cache, prompts, real)
-        how = {'rng': jax.random.key(0), 'limit': limit, 'temperature': 0}
+        how = {'rng': jax.random.key(0), 'max_tokens': limit, 'temperature': 0}
         return state.length, first, sample_tokens(make_decode_step(model, params), state, first, **how).tokens
 
     length, first, found = said(params, init_cache(model, params, B, T + limit), placed(REAL, FIRST), REAL)
@@ -229,7 +229,7 @@ def test_200_tokens_are_one_program_whatever_the_prompt():
         traced.append(prompts.shape)
         state, first = prefill(model, params, init_cache(model, params, B, T + limit), prompts, real)
         return sample_tokens(
-            make_decode_step(model, params), state, first, rng=rng, limit=limit, temperature=0.5
+            make_decode_step(model, params), state, first, rng=rng, max_tokens=limit, temperature=0.5
         ).tokens
 
     one = said(params, placed(REAL, FIRST), REAL, jax.random.key(0))
@@ -247,7 +247,7 @@ def test_beam_search_with_a_cache_is_brute_force():
     @functools.partial(jax.jit, compiler_options=QUICK)
     def searched(params, cache, prompts, real):
         state, first = prefill(small.model, params, cache, prompts, real)
-        return beam_search(make_decode_step(small.model, params), state, first, beams=40, limit=limit, end=end)
+        return beam_search(make_decode_step(small.model, params), state, first, beams=40, max_tokens=limit, eos_id=end)
 
     found = searched(small.params, small.empty, placed(REAL, prompts), REAL)
     for b, prompt in enumerate(prompts):
@@ -274,7 +274,7 @@ def test_a_decoding_stops_where_its_cache_is_full_and_says_so():
     @functools.partial(jax.jit, compiler_options=QUICK)
     def said(params):
         state, first = prefill(model, params, init_cache(model, params, B, 64), prompts, real)
-        return sample_tokens(make_decode_step(model, params), state, first, rng=jax.random.key(0), limit=20)
+        return sample_tokens(make_decode_step(model, params), state, first, rng=jax.random.key(0), max_tokens=20)
 
     tokens, lengths = said(params)
     assert lengths.tolist() == [5, 15, 5]
@@ -290,7 +290,7 @@ def test_a_beam_search_whose_cache_is_full_has_no_hypotheses():
     @functools.partial(jax.jit, compiler_options=QUICK)
     def searched(params, cache, prompts, real):
         state, first = prefill(model, params, cache, prompts, real)
-        return beam_search(make_decode_step(model, params), state, first, beams=2, limit=6, end=V)
+        return beam_search(make_decode_step(model, params), state, first, beams=2, max_tokens=6, eos_id=V)
 
     found = searched(params, run('today').empty, placed(REAL, FIRST), REAL)  # rows 0, 1, 2 have room for 5, 7, 6
     assert np.all(np.isnan(found.scores[0])) and found.tokens[0, :, 0].tolist() == [-1, -1]

@@ -28,7 +28,7 @@ def step(state, previous):
 
 
 def decode(state, limit=8):
-    return jax.jit(lambda state: greedy_search(step, state, len(state[0]), bos=BOS, eos=EOS, limit=limit))(state)
+    return jax.jit(lambda state: greedy_search(step, state, len(state[0]), bos_id=BOS, eos_id=EOS, max_tokens=limit))(state)
 
 
 def walk(logits, weights, limit):
@@ -95,7 +95,7 @@ def test_the_loop_ends_with_the_last_row():
         jax.debug.callback(lambda _: taken.append(1), previous)
         return step(state, previous)
 
-    jax.block_until_ready(greedy_search(noted, tables(3, eos=99.0), 3, bos=BOS, eos=EOS, limit=50))
+    jax.block_until_ready(greedy_search(noted, tables(3, eos=99.0), 3, bos_id=BOS, eos_id=EOS, max_tokens=50))
     jax.effects_barrier()
     assert len(taken) == 1
 
@@ -107,7 +107,7 @@ def test_state_is_carried_from_step_to_step():
         logits = jax.nn.one_hot(4 + count % 2, V)
         return count + 1, logits, jax.nn.one_hot(count, S)
 
-    tokens, weights = greedy_search(counted, jnp.zeros(2, int), 2, bos=BOS, eos=EOS, limit=4)
+    tokens, weights = greedy_search(counted, jnp.zeros(2, int), 2, bos_id=BOS, eos_id=EOS, max_tokens=4)
     assert tokens.tolist() == [[4, 5, 4, 5]] * 2
     np.testing.assert_array_equal(weights, np.broadcast_to(np.eye(4), (2, 4, 4)))
 
@@ -127,7 +127,7 @@ def test_compiles_once():
         traced.append(previous.shape)
         return step(state, previous)
 
-    decode = jax.jit(lambda state: greedy_search(noted, state, 3, bos=BOS, eos=EOS, limit=8).tokens)
+    decode = jax.jit(lambda state: greedy_search(noted, state, 3, bos_id=BOS, eos_id=EOS, max_tokens=8).tokens)
     first = decode(tables(3))
     count = len(traced)
     second = decode(tables(3, seed=1, eos=1.0))

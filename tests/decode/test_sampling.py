@@ -32,9 +32,9 @@ def step(state, previous):
     return state, logits, jnp.zeros((previous.shape[0], 0))
 
 
-@functools.partial(jax.jit, static_argnames=('limit', 'end', 'temperature', 'top_k', 'top_p'), compiler_options=QUICK)
-def decode(state, rng, limit=8, **how):
-    return sample_tokens(step, state, jnp.full(state.shape[0], BOS), rng=rng, limit=limit, **how)
+@functools.partial(jax.jit, static_argnames=('max_tokens', 'eos_id', 'temperature', 'top_k', 'top_p'), compiler_options=QUICK)
+def decode(state, rng, max_tokens=8, **how):
+    return sample_tokens(step, state, jnp.full(state.shape[0], BOS), rng=rng, max_tokens=max_tokens, **how)
 
 
 def softmax(logits):
@@ -85,7 +85,7 @@ HOW = [
 def test_draws_by_the_formula(how):
     """4,000 rows of one table, 5 tokens each: every token after every other."""
     table = tables(1, seed=3)
-    tokens, lengths = decode(jnp.broadcast_to(table, (4000, V, V)), jax.random.key(0), limit=5, **how)
+    tokens, lengths = decode(jnp.broadcast_to(table, (4000, V, V)), jax.random.key(0), max_tokens=5, **how)
     assert tokens.dtype == lengths.dtype == jnp.int32 and jnp.all(lengths == 5)
     said = np.concatenate([np.full((4000, 1), BOS), np.asarray(tokens)], axis=1)
     seen = 0
@@ -108,7 +108,7 @@ def test_positions_and_rows_draw_independently(rng):
 
 
 def test_batch_mates_change_nothing():
-    state, how = tables(12, eos=0.5), {'end': EOS, 'temperature': 1.5, 'top_k': 5, 'top_p': 0.9}
+    state, how = tables(12, eos=0.5), {'eos_id': EOS, 'temperature': 1.5, 'top_k': 5, 'top_p': 0.9}
     rng = jax.random.key(4)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(12))
     together = decode(state, rng, **how)
@@ -123,7 +123,7 @@ def test_batch_mates_change_nothing():
 
 
 def test_a_row_ends_with_its_eos_and_zeros_follow():
-    tokens, lengths = decode(tables(60, eos=0.5), jax.random.key(5), end=EOS)
+    tokens, lengths = decode(tables(60, eos=0.5), jax.random.key(5), eos_id=EOS)
     free = decode(tables(60, eos=0.5), jax.random.key(5)).tokens  # the same draws, with no end
     for b in range(60):
         row = free[b].tolist()
@@ -134,7 +134,7 @@ def test_a_row_ends_with_its_eos_and_zeros_follow():
 
 
 def test_no_end_goes_on_to_the_limit():
-    tokens, lengths = decode(tables(3, eos=99.0), jax.random.key(0), limit=5)
+    tokens, lengths = decode(tables(3, eos=99.0), jax.random.key(0), max_tokens=5)
     assert tokens.tolist() == [[EOS] * 5] * 3 and lengths.tolist() == [5] * 3
 
 
@@ -146,7 +146,7 @@ def test_the_loop_ends_with_the_last_row(end, steps):
         jax.debug.callback(lambda _: taken.append(1), previous)
         return step(state, previous)
 
-    run = jax.jit(lambda *state, **how: sample_tokens(noted, *state, limit=7, end=end, **how), compiler_options=QUICK)
+    run = jax.jit(lambda *state, **how: sample_tokens(noted, *state, max_tokens=7, eos_id=end, **how), compiler_options=QUICK)
     jax.block_until_ready(run(tables(3, eos=99.0), jnp.full(3, BOS), rng=jax.random.key(0)))
     jax.effects_barrier()
     assert len(taken) == steps
@@ -154,14 +154,14 @@ def test_the_loop_ends_with_the_last_row(end, steps):
 
 def test_temperature_zero_is_greedy():
     state = jnp.round(tables(50, eos=0.5))  # full of ties
-    tokens, lengths = decode(state, jax.random.key(0), temperature=0, top_k=4, top_p=0.5, end=EOS)
+    tokens, lengths = decode(state, jax.random.key(0), temperature=0, top_k=4, top_p=0.5, eos_id=EOS)
     said = jax.jit(
-        lambda state: greedy_search(step, state, 50, bos=BOS, eos=EOS, limit=8).tokens, compiler_options=QUICK
+        lambda state: greedy_search(step, state, 50, bos_id=BOS, eos_id=EOS, max_tokens=8).tokens, compiler_options=QUICK
     )
     want = np.asarray(said(state))
     np.testing.assert_array_equal(tokens, want)
     np.testing.assert_array_equal(lengths, np.where(np.any(want == EOS, 1), np.argmax(want == EOS, 1) + 1, 8))
-    one = decode(state, jax.random.key(0), top_k=1, end=EOS)  # its ties go the same way
+    one = decode(state, jax.random.key(0), top_k=1, eos_id=EOS)  # its ties go the same way
     np.testing.assert_array_equal(one.tokens, want)
 
 
@@ -180,7 +180,7 @@ def test_the_first_token_is_fed_and_state_is_carried():
     def counted(count, previous):
         return count + 1, 99 * jax.nn.one_hot((previous + count) % V, V)
 
-    run = jax.jit(lambda *state, **how: sample_tokens(counted, *state, limit=4, **how), compiler_options=QUICK)
+    run = jax.jit(lambda *state, **how: sample_tokens(counted, *state, max_tokens=4, **how), compiler_options=QUICK)
     tokens, _ = run(jnp.array([0, 1]), jnp.array([1, 4]), rng=jax.random.key(0))
     assert tokens.tolist() == [[1, 2, 4, 1], [5, 1, 4, 2]]
 
@@ -188,7 +188,7 @@ def test_the_first_token_is_fed_and_state_is_carried():
 def test_bfloat16_logits_are_drawn_in_float32():
     """Of 512 equal tokens in bfloat16, whose softmax and noise would tie and stop short of most of them."""
     wide = jnp.zeros((40, 512, 512), jnp.bfloat16)
-    tokens = np.asarray(decode(wide, jax.random.key(0), limit=50, top_p=0.999).tokens)
+    tokens = np.asarray(decode(wide, jax.random.key(0), max_tokens=50, top_p=0.999).tokens)
     assert_drawn_from(np.bincount(tokens.ravel() // 64, minlength=8), np.full(8, 1 / 8))
 
 
@@ -199,7 +199,7 @@ def test_compiles_once():
         traced.append(previous.shape)
         return step(state, previous)
 
-    program = lambda state, first, rng: sample_tokens(noted, state, first, rng=rng, limit=8, top_k=4, end=EOS).tokens
+    program = lambda state, first, rng: sample_tokens(noted, state, first, rng=rng, max_tokens=8, top_k=4, eos_id=EOS).tokens
     run = jax.jit(program, compiler_options=QUICK)
     one = run(tables(3), jnp.full(3, BOS), jax.random.key(0))
     count = len(traced)
@@ -265,14 +265,14 @@ def test_filters_keep_the_dtype_and_leave_what_they_keep(keep):
         ({'top_p': 0.0}, 'top_p is 0.0; expected 0 < top_p <= 1'),
         ({'top_p': 1.1}, 'top_p is 1.1; expected 0 < top_p <= 1'),
         ({'top_p': float('nan')}, 'top_p is nan; expected 0 < top_p <= 1'),
-        ({'limit': 0}, 'limit is 0; expected at least 1 token'),
+        ({'max_tokens': 0}, 'max_tokens is 0; expected at least 1 token'),
         ({'temperature': 0, 'top_k': -1}, 'top_k is -1; expected a whole number, at least 1'),
     ],
     ids=str,
 )
 def test_values_out_of_range_are_refused(how, message):
     with pytest.raises(UserError) as error:
-        sample_tokens(step, tables(2), jnp.zeros(2, int), rng=jax.random.key(0), **{'limit': 3, **how})
+        sample_tokens(step, tables(2), jnp.zeros(2, int), rng=jax.random.key(0), **{'max_tokens': 3, **how})
     assert str(error.value) == message
 
 
@@ -281,10 +281,10 @@ def test_filters_and_shapes_are_refused():
         keep_top_k(jnp.zeros(3), 0)
     with pytest.raises(UserError, match=r'^top_p is 0; expected'):
         keep_top_p(jnp.zeros(3), 0)
-    with pytest.raises(ValueError, match=r'^first has shape \(\); expected \[B\]'):
-        sample_tokens(step, tables(2), jnp.int32(0), rng=jax.random.key(0), limit=3)
+    with pytest.raises(ValueError, match=r'^first_tokens has shape \(\); expected \[B\]'):
+        sample_tokens(step, tables(2), jnp.int32(0), rng=jax.random.key(0), max_tokens=3)
     with pytest.raises(ValueError, match=r'^rng holds keys of shape \(3,\); expected one key or \[B\] = \(2,\)'):
-        sample_tokens(step, tables(2), jnp.zeros(2, int), rng=jax.random.split(jax.random.key(0), 3), limit=3)
+        sample_tokens(step, tables(2), jnp.zeros(2, int), rng=jax.random.split(jax.random.key(0), 3), max_tokens=3)
 
 
 @pytest.mark.parametrize('how', [{}, {'temperature': 0}, {'top_k': 3}, {'top_p': 0.9}], ids=str)
@@ -315,8 +315,8 @@ def test_some_logits_of_minus_infinity_are_a_distribution_and_all_are_none():
 
 def test_numbers_of_numpy_are_served_as_those_of_python():
     state, rng = tables(4), jax.random.key(0)
-    numbers = dict(limit=5, end=EOS, top_k=3, temperature=0.5, top_p=0.75)
-    kinds = dict(limit=np.int64, end=np.int32, top_k=np.uint8, temperature=np.float32, top_p=np.float64)
+    numbers = dict(max_tokens=5, eos_id=EOS, top_k=3, temperature=0.5, top_p=0.75)
+    kinds = dict(max_tokens=np.int64, eos_id=np.int32, top_k=np.uint8, temperature=np.float32, top_p=np.float64)
     found = decode(state, rng, **{name: kinds[name](number) for name, number in numbers.items()})
     jax.tree.map(np.testing.assert_array_equal, found, decode(state, rng, **numbers))
     np.testing.assert_array_equal(keep_top_k(state, np.int64(2)), keep_top_k(state, 2))

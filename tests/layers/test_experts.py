@@ -246,16 +246,16 @@ def test_no_tokens():
 @pytest.mark.parametrize(('fields', 'inputs', 'message'), [
     (dict(kind='moe'), (X,), "kind is 'moe'; expected one of"),
     (dict(experts=0), (X,), 'experts is 0; expected a positive'),
-    (dict(active=5), (X,), 'active is 5; expected 1 to 4'),
+    (dict(experts_per_token=5), (X,), 'is 5; expected 1 to 4'),
     (dict(features=0), (X,), 'features is 0'),
     (dict(capacity_factor=0.0), (X,), 'the capacity factor is 0.0; expected a positive'),
     (dict(order='last'), (X,), "order is 'last'"),
     (dict(dropout_rate=1.5), (X,), 'dropout_rate is 1.5'),
     (dict(), (X[0],), r'x has shape \(8, 4\); expected \[B, T, D\]'),
-    (dict(), (X, MASK[:, :3]), r'mask has shape \(2, 3\) .* expected \[B, T\] = \(2, 8\)'),
-    (dict(), (X, MASK.astype(int)), 'mask has shape .* dtype int32'),
+    (dict(), (X, MASK[:, :3]), r'token_mask has shape \(2, 3\) .* expected \[B, T\] = \(2, 8\)'),
+    (dict(), (X, MASK.astype(int)), 'token_mask has shape .* dtype int32'),
 ])  # fmt: skip
 def test_what_does_not_fit(fields, inputs, message, as_used):
-    module = MixtureOfExperts(**dict(experts=E, active=A, kind='gelu', features=F) | fields)
+    module = MixtureOfExperts(**dict(experts=E, experts_per_token=A, kind='gelu', features=F) | fields)
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(module.init, jax.random.key(0), *inputs)

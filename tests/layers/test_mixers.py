@@ -168,7 +168,7 @@ def test_parameters_and_dtype_of_a_convolution():
 
 
 def test_errors_name_what_came_and_what_was_expected(as_used):
-    with pytest.raises(ValueError, match='taps is 0; expected a positive number'):
+    with pytest.raises(ValueError, match='kernel_size is 0; expected a positive number'):
         jax.eval_shape(CausalConvolution(0).init, jax.random.key(0), X)
     with pytest.raises(ValueError, match="cell is 'rnn'; expected 'gru' or 'lstm'"):
         jax.eval_shape(RecurrentMixer('rnn').init, jax.random.key(0), X)

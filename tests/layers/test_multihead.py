@@ -86,7 +86,7 @@ def test_the_module_is_the_formula(variant):
         rules = {'key_value_seq_lengths': [5, 2]}
     attended = oracle.attention(
         query, key, value, call.get('bias'), scale=scale, sinks=params.get('sinks'),
-        alibi_slopes=module.encoding.slopes(N), **rules,
+        alibi_slopes=module.encoding.alibi_slopes(N), **rules,
     ).output  # fmt: skip
     want = np.einsum('btnh,nho->bto', attended, params['out']['kernel']) + params['out'].get('bias', 0)
     near(output, want, 5e-6, 'output')

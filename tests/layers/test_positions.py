@@ -121,7 +121,7 @@ def test_buckets_that_leave_no_room_are_refused_when_the_module_is_made_ready():
 class Halved(PositionEncoding):
     """Adds one to the even positions."""
 
-    def codes(self, x, positions=None, prefix=0):
+    def position_embeddings(self, x, positions=None, prefix=0):
         return jnp.broadcast_to((1.0 - jnp.arange(x.shape[1]) % 2)[None, :, None], (1, *x.shape[1:]))
 
 
@@ -139,5 +139,5 @@ def test_a_class_and_a_line_of_the_table_are_an_encoding(monkeypatch):
 def test_encodings_take_their_numbers_from_the_config(name):
     encoding = make_position_encoding(LanguageModelConfig(context=SIZE, positions=name, rotary_base=50.0))
     assert isinstance(encoding, ENCODINGS[name]) and encoding.grid is None
-    assert encoding.longest == (SIZE if name == 'learned' else None)
+    assert encoding.max_length == (SIZE if name == 'learned' else None)
     assert getattr(encoding, 'base', 50.0) == 50.0

@@ -89,9 +89,9 @@ FIRST = jnp.full((B,), 2)
 
 
 @pytest.mark.parametrize('decode', [
-    lambda state, keys: sample_tokens(table, state, jnp.full(len(state), 2), rng=keys, limit=4, end=3, top_k=3, top_p=0.9),
-    lambda state, keys: greedy_search(table, state, len(state), bos=2, eos=3, limit=4),
-    lambda state, keys: beam_search(table, state, jnp.full(len(state), 2), beams=2, limit=4, end=3),
+    lambda state, keys: sample_tokens(table, state, jnp.full(len(state), 2), rng=keys, max_tokens=4, eos_id=3, top_k=3, top_p=0.9),
+    lambda state, keys: greedy_search(table, state, len(state), bos_id=2, eos_id=3, max_tokens=4),
+    lambda state, keys: beam_search(table, state, jnp.full(len(state), 2), beams=2, max_tokens=4, eos_id=3),
 ], ids=['sample', 'greedy', 'beam search'])  # fmt: skip
 def test_decoding_divided_rows_is_as_without(decode):
     expected = jax.jit(decode, compiler_options=QUICK)(LOGITS, KEYS)
@@ -110,7 +110,7 @@ def test_decoding_with_parameters_that_vary_from_device_to_device():
         params = jax.tree.map(lambda x: x[0], params)
         cache = init_cache(model, params, 2, 9)
         tokens = sample_tokens(
-            make_decode_step(model, params), cache, FIRST[:2], rng=jax.random.key(0), limit=4, temperature=0
+            make_decode_step(model, params), cache, FIRST[:2], rng=jax.random.key(0), max_tokens=4, temperature=0
         ).tokens
         return tokens[None]
 

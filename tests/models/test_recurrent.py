@@ -110,7 +110,7 @@ def test_padding_and_neighbours_change_nothing(kind):
         state, memory = model.apply({'params': params}, source, method='encode')
         logits, weights = model.apply({'params': params}, source, shift_right(labels))
         step = lambda state, tokens: model.apply({'params': params}, state, memory, tokens, method='decode')
-        free = greedy_search(step, state, source.shape[0], bos=BOS, eos=EOS, limit=12)
+        free = greedy_search(step, state, source.shape[0], bos_id=BOS, eos_id=EOS, max_tokens=12)
         return state, memory.memory, logits, weights, free
 
     def result(row, source, labels):
