@@ -90,7 +90,9 @@ FIRST = jnp.full((B,), 2)
 
 
 @pytest.mark.parametrize('decode', [
-    lambda state, keys: sample_tokens(table_step, state, jnp.full(len(state), 2), rng=keys, max_tokens=4, eos_id=3, top_k=3, top_p=0.9),
+    lambda state, keys: sample_tokens(
+        table_step, state, jnp.full(len(state), 2), rng=keys, max_tokens=4, eos_id=3, top_k=3, top_p=0.9
+    ),
     lambda state, keys: greedy_search(table_step, state, len(state), bos_id=2, eos_id=3, max_tokens=4),
     lambda state, keys: beam_search(table_step, state, jnp.full(len(state), 2), beams=2, max_tokens=4, eos_id=3),
 ], ids=['sample', 'greedy', 'beam search'])  # fmt: skip
@@ -110,10 +112,8 @@ def test_decoding_with_different_parameters_on_each_device():
     def decode(params):
         params = jax.tree.map(lambda x: x[0], params)
         cache = init_cache(model, params, 2, 9)
-        tokens = sample_tokens(
-            make_decode_step(model, params), cache, FIRST[:2], rng=jax.random.key(0), max_tokens=4, temperature=0
-        ).tokens
-        return tokens[None]
+        step, rng = make_decode_step(model, params), jax.random.key(0)
+        return sample_tokens(step, cache, FIRST[:2], rng=rng, max_tokens=4, temperature=0).tokens[None]
 
     decode_member = jax.jit(decode, compiler_options=QUICK)
     expected = [decode_member(jax.tree.map(lambda x, i=i: x[i : i + 1], members))[0] for i in range(2)]
