@@ -77,8 +77,8 @@ ORDER = [3, 0, 7, 1, 6, 2, 5, 4]
 def test_without_positions_logits_do_not_depend_on_the_order_of_patches(pool, registers):
     model = make_model(positions='none', pool=pool, registers=registers)
     params, images = random_parameters(model), random_images()
-    both = logits(model, params, images), logits(model, params, permute_patches(images, ORDER))
-    np.testing.assert_allclose(*both, atol=1e-5)
+    permuted_logits = logits(model, params, permute_patches(images, ORDER))
+    np.testing.assert_allclose(logits(model, params, images), permuted_logits, atol=1e-5)
 
 
 @pytest.mark.parametrize('positions', ['learned', 'sinusoidal', 'rotary'])
@@ -86,8 +86,8 @@ def test_without_positions_logits_do_not_depend_on_the_order_of_patches(pool, re
 def test_with_positions_logits_depend_on_the_order_of_patches(positions, pool):
     model = make_model(positions=positions, pool=pool, registers=1)
     params, images = random_parameters(model), random_images()
-    both = logits(model, params, images), logits(model, params, permute_patches(images, ORDER))
-    assert float(jnp.max(jnp.abs(both[0] - both[1]))) > 1e-3
+    permuted_logits = logits(model, params, permute_patches(images, ORDER))
+    assert float(jnp.max(jnp.abs(logits(model, params, images) - permuted_logits))) > 1e-3
 
 
 def swap_halves(x):
@@ -118,7 +118,8 @@ def test_one_half_of_the_codes_depends_on_the_row_and_one_on_the_column(position
     H = 8
     if positions == 'sinusoidal':
         model = make_model(positions='sinusoidal')
-        codes = model.apply({'params': random_parameters(model)}, jnp.zeros((1, 8, D)), method='_add_positions_and_prefix')[0]
+        variables, method = {'params': random_parameters(model)}, '_add_positions_and_prefix'
+        codes = model.apply(variables, jnp.zeros((1, 8, D)), method=method)[0]
     else:
         codes = ROTARY.rotate(jnp.ones((1, 8, 1, H)))[0, :, 0]
         np.testing.assert_allclose(codes, rotary_encoding_2d(jnp.ones((8, 1, H)), ROWS, COLUMNS)[:, 0], atol=1e-6)
