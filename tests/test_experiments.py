@@ -114,11 +114,13 @@ def record_reads(config, monkeypatch):
 
 
 NAMES = {'data.name', 'model.name'}  # read when a config gets its types
-EXPERTS = {'model.active', 'model.capacity_factor', 'model.shared_expert', 'model.load_balance', 'model.router_z'}
+EXPERTS = {
+    'model.experts_per_token', 'model.capacity_factor', 'model.shared_expert', 'model.load_balance', 'model.router_z',
+}  # fmt: skip
 DEPENDENT = [  # fields that are read if others have these values
     ('experiments/language/shakespeare_char.py', {'model.experts': '2', 'model.positions': 'rotary'},
      EXPERTS | {'model.rotary_base'}),
-    ('experiments/language/shakespeare_char.py', {'model.mixer': 'convolution'}, {'model.taps'}),
+    ('experiments/language/shakespeare_char.py', {'model.mixer': 'convolution'}, {'model.kernel_size'}),
     ('experiments/vision/digits.py', {'model.embedding': 'tokenizer'}, {'model.convolutions', 'model.channels'}),
     ('experiments/vision/digits.py', {'model.embedding': 'product'}, {'model.patch'}),
 ]  # fmt: skip

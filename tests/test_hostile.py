@@ -172,8 +172,8 @@ OVERRIDES = {  # of a training
         'model.image=x,y', 'model.image=()', 'model.patch=3,3', 'model.patch=32,32', 'model.pool=x',
         'model.registers=-1', 'model.mlp=x', 'model.mlp_width=-4', 'model.dropout=1', 'model.dropout=-0.1',
         'model.dtype=float64', 'model.norm=x', 'model.order=x', 'model.remat=x', 'model.implementation=x',
-        'model.experts=-1', 'model.active=0', 'model.embedding=x', 'model.convolutions=0', 'model.channels=0',
-        'model.init=-1', 'model.qk_norm=x', 'model.kv_heads=3', 'model.head_width=-1', 'model.positions=x',
+        'model.experts=-1', 'model.experts_per_token=0', 'model.embedding=x', 'model.convolutions=0',
+        'model.channels=0', 'model.init=-1', 'model.qk_norm=x', 'model.kv_heads=3', 'model.head_width=-1', 'model.positions=x',
         'model.positions=rotary model.head_width=5', 'model.rotary_base=1', 'model.scan=yes',
         'optimizer.name=x', 'optimizer.schedule=x', 'optimizer.learning_rate=-1', 'optimizer.learning_rate=nan',
         'optimizer.learning_rate=1e999', 'optimizer.b2=1', 'optimizer.b2=-1', 'optimizer.clip=-1',
@@ -201,7 +201,7 @@ OVERRIDES = {  # of a training
     'language.py': (
         'data.vocabulary=words', 'data.vocabulary=subwords', 'data.vocabulary_size=9', 'data.share=0', 'data.share=1',
         'data.share=nan', 'data.name=file', 'data.folder=nowhere', 'data.folder=text', 'data.folder=~no-such-user',
-        'data.folder=/nope', 'model.taps=0', 'model.context=-1', 'model.name=vit', 'model.mixer=x',
+        'data.folder=/nope', 'model.kernel_size=0', 'model.context=-1', 'model.name=vit', 'model.mixer=x',
         'model.mixer=gru model.positions=rotary',
     ),
     'imagenet.py': (

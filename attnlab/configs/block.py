@@ -36,7 +36,7 @@ class BlockConfig(Section):
     )
     mlp_width: int = field(0, 'F, hidden features of the MLP; 0: 4 width, or 8/3 width where gated', least=0)
     experts: int = field(0, 'E, experts in place of the MLP; 0: none', least=0)
-    active: int = field(2, 'A, experts of a token', least=1)
+    experts_per_token: int = field(2, 'A, experts that each token is sent to', least=1, former='active')
     capacity_factor: float = field(0.0, 'tokens an expert takes, relative to an even split; 0: all', least=0)
     shared_expert: bool = field(False, 'one more expert that all tokens go through')
     load_balance: float = field(0.01, 'weight of the load-balancing loss of experts', least=0)
@@ -58,7 +58,7 @@ class BlockConfig(Section):
     scan: bool = field(False, 'blocks as one compiled loop')
     remat: Literal['none', 'dots', 'full'] = field('none', 'what the backward pass computes again')
     mixer: Literal['attention', 'convolution', 'gru', 'lstm'] = field('attention', 'what reads the other tokens')
-    taps: int = field(4, 'kernel size of the convolution mixer', least=1)
+    kernel_size: int = field(4, 'kernel size of the convolution mixer', least=1, former='taps')
     window: int = field(0, 'keys before the query that it may attend to; 0: all', least=0)
 
     def check(self) -> None:

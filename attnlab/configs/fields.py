@@ -41,15 +41,17 @@ def field(
     most: float | None = None,
     below: float | None = None,
     choices: str = '',
+    former: str = '',
 ) -> Any:
     """A field of a `Section`.
 
     doc: one line.  least, above, most, below: bounds, `least <= value`, `above < value`, and so on; of each element
       where the field is a tuple.
     choices: for allowed values that a table elsewhere lists: 'package.module:TABLE'. `to_dataclass` imports it.
+    former: the name that the field had in an earlier version; saved configs with that name can be loaded.
     """
     bounds = {'least': least, 'above': above, 'most': most, 'below': below}
-    return dataclasses.field(default=default, metadata={'doc': doc, 'bounds': bounds, 'choices': choices})
+    return dataclasses.field(default=default, metadata={'doc': doc, 'bounds': bounds, 'choices': choices, 'former': former})
 
 
 class Section:
@@ -79,6 +81,7 @@ class Field(NamedTuple):
     doc: str
     bounds: Mapping[str, float | None]
     choices: str
+    former: str
 
     @property
     def sections(self) -> tuple[type[Section], ...]:
@@ -115,6 +118,7 @@ def fields_of(cls: type[Section]) -> tuple[Field, ...]:
             each.name, kinds[each.name],
             each.default if each.default_factory is dataclasses.MISSING else each.default_factory(),
             each.metadata.get('doc', ''), each.metadata.get('bounds', {}), each.metadata.get('choices', ''),
+            each.metadata.get('former', ''),
         )
         for each in dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     )  # fmt: skip
@@ -139,8 +143,29 @@ def to_dataclass(cls: type[T], config: Any) -> T:
     known = list(possible_keys(cls))
     for key in present_keys(config):
         if key not in known:
-            raise UserError(f'there is no config.{key}{key_suggestion(key, known)}')
+            raise UserError(f'there is no config.{key}{key_suggestion(key, known, former_keys(cls))}')
     return _section(cls, config, '')
+
+
+def rename_former_fields(cls: type[Section], config: ConfigDict, above: str = '') -> None:
+    """Give the fields of a saved config that have the name of an earlier version their present name."""
+    for each in fields_of(cls):
+        if each.former and each.former in config and each.name not in config:
+            config[each.name] = config[each.former]
+            del config[each.former]
+        if each.sections and isinstance(section := config.get(each.name), ConfigDict):
+            rename_former_fields(section_class(each, section, above), section, f'{above}{each.name}.')
+
+
+def former_keys(cls: type[Section], above: str = '') -> dict[str, str]:
+    """Present dotted key by the dotted key of an earlier version, of all fields that were renamed."""
+    keys = {}
+    for each in fields_of(cls):
+        if each.former:
+            keys[above + each.former] = above + each.name
+        for section in each.sections:
+            keys |= former_keys(section, f'{above}{each.name}.')
+    return keys
 
 
 def fill_defaults(cls: type[Section], config: ConfigDict) -> list[str]:
@@ -285,9 +310,14 @@ def join_names(names: Any) -> str:
     return f'{", ".join(front)} or {last}' if front else last
 
 
-def key_suggestion(key: str, names: Sequence[str]) -> str:
-    """The end of an error about an unknown key: the most similar of the dotted names or, where none is similar, all
-    names in the key's section."""
+def key_suggestion(key: str, names: Sequence[str], former: Mapping[str, str]) -> str:
+    """End of an error about an unknown key, which suggests other keys.
+
+    It suggests the present key of a former one, or else the most similar of the dotted names, or else all names in the
+    key's section.  former: present dotted key by former one.
+    """
+    if key in former:
+        return f'; did you mean config.{former[key]}?'
     last = key.split('.')[-1]
 
     def likeness(name: str) -> float:  # a misspelt path, or a right name in a wrong section

@@ -13,6 +13,7 @@ from attnlab.configs.fields import (
     Section,
     checked_value,
     fields_of,
+    former_keys,
     join_names,
     key_suggestion,
     present_keys,
@@ -28,18 +29,18 @@ def apply_override(cls: type[Section], config: ConfigDict, key: str, value: Any)
 
     Raises UserError for a key that is no field, and for a value of another type or out of bounds.
     """
-    section: Any = config
+    section, root = config, cls
     within: Field | None = None  # the field that holds the section
     *path, name = key.split('.')
     for depth, part in enumerate(path):
-        field = _field(cls, part, key, config, within)
+        field = _field(cls, part, key, config, within, root)
         above = '.'.join([*path[:depth], ''])
         if not field.sections:
             kind = type(section[part]).__name__
             raise UserError(f'config.{above}{part} is a {kind}, not a section: there is no config.{key}')
         section, within = section[part], field
         cls = section_class(field, section, above)
-    field = _field(cls, name, key, config, within)
+    field = _field(cls, name, key, config, within, root)
     if field.sections:
         fields = ', '.join(f'config.{key}.{inner}' for inner in section[name])
         raise UserError(f'config.{key} is a section, set one of its fields: {fields}')
@@ -52,7 +53,9 @@ def apply_override(cls: type[Section], config: ConfigDict, key: str, value: Any)
         section[name] = value
 
 
-def _field(cls: type[Section], name: str, key: str, config: ConfigDict, within: Field | None) -> Field:
+def _field(
+    cls: type[Section], name: str, key: str, config: ConfigDict, within: Field | None, root: type[Section]
+) -> Field:
     """The field of that name, a part of a dotted key."""
     for field in fields_of(cls):
         if field.name == name:
@@ -63,7 +66,7 @@ def _field(cls: type[Section], name: str, key: str, config: ConfigDict, within: 
         own = next(other for other, one in by_name.items() if one is cls)
         path = key.removesuffix(f'.{name}')
         raise UserError(f'config.{key} is a field of {path}.name {join_names(others)}; {path}.name is {own!r}')
-    raise UserError(f'there is no config.{key}{key_suggestion(key, list(present_keys(config)))}')
+    raise UserError(f'there is no config.{key}{key_suggestion(key, list(present_keys(config)), former_keys(root))}')
 
 
 def _parsed(key: str, text: str, kind: Any) -> Any:

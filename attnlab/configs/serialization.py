@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from ml_collections import ConfigDict
 
 from attnlab import files
-from attnlab.configs.fields import fill_defaults
+from attnlab.configs.fields import fill_defaults, rename_former_fields
 from attnlab.configs.tasks import config_class
 from attnlab.errors import UserError
 
@@ -39,7 +39,9 @@ def load_config(path: str | os.PathLike) -> ConfigDict:
             raise ValueError(f'expected an object, got {type(found).__name__}')
         config = config_from_json(found)
         with config.unlocked():
-            added = fill_defaults(config_class(config.get('task')), config)
+            cls = config_class(config.get('task'))
+            rename_former_fields(cls, config)
+            added = fill_defaults(cls, config)
     except OSError as error:
         raise UserError(f'{path}: {error.strerror}') from error
     except UserError as error:

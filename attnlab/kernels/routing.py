@@ -35,8 +35,8 @@ class Routing(NamedTuple):
     dropped: Int[Array, '']
 
 
-def expert_capacity(tokens: int, experts: int, active: int, factor: float) -> int:
-    """ceil(tokens / experts * factor * active), at most `tokens`: how many tokens one expert takes.
+def expert_capacity(tokens: int, experts: int, experts_per_token: int, factor: float) -> int:
+    """ceil(tokens / experts * factor * experts_per_token), at most `tokens`: how many tokens one expert takes.
 
     Computed as written, in fractions: of 100 tokens, one of two experts takes 55 at factor 1.1, not 56.
 
@@ -45,24 +45,24 @@ def expert_capacity(tokens: int, experts: int, active: int, factor: float) -> in
     """
     if not 0.0 < factor < math.inf:
         raise ValueError(f'the capacity factor is {factor}; expected a positive finite number')
-    share = Fraction(str(float(factor))) * active / experts
+    share = Fraction(str(float(factor))) * experts_per_token / experts
     return min(tokens, math.ceil(tokens * share))
 
 
 def route_tokens(
     logits: Float[Array, 'B T E'],
-    active: int,
+    experts_per_token: int,
     mask: Bool[Array, 'B T'] | None = None,
     *,
     capacity: int | Int[ArrayLike, '*#B'] | list[int] | None = None,
     order: RoutingOrder = 'choice',
     renormalised: bool = True,
 ) -> Routing:
-    """Sends every token to the `active` experts of its largest logits.
+    """Sends every token to the `experts_per_token` experts of its largest logits.
 
     Args:
       logits: [B, T, E] of the router, any float; all below is float32 or wider.
-      active: A, how many experts a token goes to.
+      experts_per_token: A, how many experts a token goes to.
       mask: [B, T], true for real tokens; all are if None.  Whatever stands elsewhere, NaN included, never matters: it
         goes nowhere, takes no place and counts for nothing.
       capacity: how many tokens of one batch row an expert takes, a number or one for every row; all if None.  Rows
@@ -82,13 +82,13 @@ def route_tokens(
         capacity = int(capacity)
     if not isinstance(capacity, int | None):
         capacity = jnp.asarray(capacity)
-    _check(logits, active, mask, capacity, order)
+    _check(logits, experts_per_token, mask, capacity, order)
     E = logits.shape[-1]
     real = jnp.ones(logits.shape[:2], bool) if mask is None else mask
     wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     wide = jnp.where(real[..., None], wide, 0.0)
     log_sum = jax.nn.logsumexp(wide, axis=-1)
-    experts = _largest(jax.lax.stop_gradient(wide), active)
+    experts = _largest(jax.lax.stop_gradient(wide), experts_per_token)
     chosen = jnp.take_along_axis(wide, experts, axis=-1)
     weights = jax.nn.softmax(chosen, axis=-1) if renormalised else jnp.exp(chosen - log_sum[..., None])
     choices = jnp.broadcast_to(real[..., None], experts.shape)
@@ -99,15 +99,15 @@ def route_tokens(
     tokens = jnp.maximum(jnp.sum(real), 1).astype(wide.dtype)
     counts = jnp.zeros(E, wide.dtype).at[experts].add(choices.astype(wide.dtype))
     probabilities = jnp.where(real[..., None], jax.nn.softmax(wide, axis=-1), 0.0)
-    load_balance = E * jnp.sum(counts / (active * tokens) * jnp.sum(probabilities, axis=(0, 1)) / tokens)
+    load_balance = E * jnp.sum(counts / (experts_per_token * tokens) * jnp.sum(probabilities, axis=(0, 1)) / tokens)
     z = jnp.sum(jnp.where(real, log_sum**2, 0.0)) / tokens
     return Routing(experts, weights, kept, load_balance, z, jnp.sum(choices & ~kept, dtype=jnp.int32))
 
 
-def _largest(logits: Float[Array, 'B T E'], active: int) -> Int[Array, 'B T A']:
+def _largest(logits: Float[Array, 'B T E'], experts_per_token: int) -> Int[Array, 'B T A']:
     """The experts of the largest logits.  `top_k` takes NaN for the largest of all, and 0.0 for larger than -0.0."""
     ordered = jnp.where(jnp.isnan(logits), -jnp.inf, jnp.where(logits == 0.0, 0.0, logits))
-    return jax.lax.top_k(ordered, active)[1]
+    return jax.lax.top_k(ordered, experts_per_token)[1]
 
 
 def _first(
@@ -131,12 +131,12 @@ def _ranks(groups: Int[Array, '*B M']) -> Int[Array, '*B M']:
     return jnp.put_along_axis(jnp.zeros_like(at), by_group, ranks, axis=-1, inplace=False)
 
 
-def _check(logits: Array, active: int, mask: Array | None, capacity: int | Array | None, order: str) -> None:
+def _check(logits: Array, experts_per_token: int, mask: Array | None, capacity: int | Array | None, order: str) -> None:
     if logits.ndim != 3 or not jnp.issubdtype(logits.dtype, jnp.floating):
         raise ValueError(f'logits have shape {logits.shape} and dtype {logits.dtype}; expected [B, T, E] floats')
     B, T, E = logits.shape
-    if not 1 <= active <= E:
-        raise ValueError(f'active is {active}; expected 1 to {E}, the number of experts')
+    if not 1 <= experts_per_token <= E:
+        raise ValueError(f'experts_per_token is {experts_per_token}; expected 1 to {E}, the number of experts')
     if mask is not None and (mask.shape != (B, T) or mask.dtype != bool):
         raise ValueError(f'mask has shape {mask.shape} and dtype {mask.dtype}; expected [B, T] = {(B, T)} booleans')
     if isinstance(capacity, int) and capacity < 0:
@@ -151,7 +151,7 @@ def _check(logits: Array, active: int, mask: Array | None, capacity: int | Array
 #
 # Rows are sorted by expert into blocks of equal size, each of one expert, with zero rows where an expert's last block
 # is not full; blocks are multiplied one after the other, and no more of them than there are.  So the work is that of
-# the active experts and a part of a block each, on any device, with shapes that do not depend on the routing.
+# the selected experts and a part of a block each, on any device, with shapes that do not depend on the routing.
 # (`jax.lax.ragged_dot` multiplies every row with all E matrices where XLA has no kernel for it, as on CPUs.)
 
 

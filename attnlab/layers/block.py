@@ -114,7 +114,7 @@ class TransformerBlock(nn.Module):
                 return self._self_attention
             case 'convolution':
                 layer = CausalConvolution(
-                    config.taps, config.use_bias, self._kernel_inits()['out_init'], compute_dtype(config),
+                    config.kernel_size, config.use_bias, self._kernel_inits()['out_init'], compute_dtype(config),
                     self.cache_length > 0, name='convolution',
                 )  # fmt: skip
             case 'gru' | 'lstm' as kind:
@@ -152,13 +152,13 @@ class TransformerBlock(nn.Module):
         if not config.experts:
             return MLP(name='mlp', **common)
         return MixtureOfExperts(
-            experts=config.experts, experts_per_token=config.active, capacity_factor=config.capacity_factor or None,
-            shared=config.shared_expert,
+            experts=config.experts, experts_per_token=config.experts_per_token,
+            capacity_factor=config.capacity_factor or None, shared=config.shared_expert,
             # In the order of choices, a later token could take the place of an earlier token's second choice, which
             # would break causality.
             order='token',
             # A single renormalised weight is always 1, and the router would have no gradient from the output.
-            renormalised=config.active > 1,
+            renormalised=config.experts_per_token > 1,
             name='experts', **common,
         )  # fmt: skip
 

@@ -23,7 +23,7 @@ def outline_config(model: M, layers: int | None, active: bool) -> M:
         changes['implementation'] = 'dense'
     if active and model.experts:
         width = model.mlp_width or default_mlp_width(model.mlp, model.width)
-        changes |= {'mlp_width': width * (model.active + model.shared_expert), 'experts': 0}
+        changes |= {'mlp_width': width * (model.experts_per_token + model.shared_expert), 'experts': 0}
     return dataclasses.replace(model, **changes)
 
 

@@ -59,7 +59,7 @@ def count_costs(config: RunConfig | ConfigDict) -> tuple[str, list[CostRow]]:
         one, two = (value(each[active], layers) for layers, each in enumerate(ones, 1))
         return CostRow(name, two - one, 2 * one - two, total, unit)
 
-    share = blocks.active / experts if blocks and experts else 1.0
+    share = blocks.experts_per_token / experts if blocks and experts else 1.0
     rows = [
         row('parameters', '', lambda each, _: tree_size(each.params)),
         row('  without embeddings', '', lambda each, _: _size(each.params, 'lookup', 0.0)),

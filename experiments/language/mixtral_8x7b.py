@@ -16,7 +16,7 @@ def get_config(arg: str = '') -> ConfigDict:
     """The fields of llama_7b.py, with experts and grouped heads.  It takes no argument."""
     config = runpy.run_path(str(Path(__file__).with_name('llama_7b.py')))['get_config'](arg)
     config.model.update(
-        kv_heads=8, context=32768, rotary_base=1e6, mlp_width=14336, experts=8, active=2,
+        kv_heads=8, context=32768, rotary_base=1e6, mlp_width=14336, experts=8, experts_per_token=2,
     )  # fmt: skip
     config.train.update(batch_size=128, accumulate=128)
     return config

@@ -37,7 +37,7 @@ VARIANTS = {
     'alibi': dict(positions='alibi'),
     'grouped': dict(kv_heads=1),
     'sinks': dict(sinks=True),
-    'experts': dict(experts=4, active=1),
+    'experts': dict(experts=4, experts_per_token=1),
     'today': TODAY,
     'convolution': dict(mixer='convolution'),
     'gru': dict(mixer='gru'),
@@ -96,7 +96,7 @@ def sweep_sizes() -> Iterator[Overrides]:
 
 def sweep_experts() -> Iterator[Overrides]:
     """One MLP, and experts of which a token meets one or two."""
-    return chained(grid({'model.experts': (0,)}), grid({'model.experts': (4, 8), 'model.active': (1, 2)}))
+    return chained(grid({'model.experts': (0,)}), grid({'model.experts': (4, 8), 'model.experts_per_token': (1, 2)}))
 
 
 def sweep_seeds() -> Iterator[Overrides]:

@@ -29,7 +29,7 @@ class Model(Section):
     pool: Literal['mean', 'max'] = field('mean', 'pooling')
     heads: Literal[1, 2] = field(1, 'heads')
     width: int = field(32, 'width')
-    later: int = field(7, 'a field that the experiment leaves out')
+    later: int = field(7, 'a field that the experiment leaves out', former='earlier')
 
 @dataclass(frozen=True, kw_only=True)
 class Toy(Section):

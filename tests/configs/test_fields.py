@@ -140,7 +140,8 @@ def test_every_command_names_a_missing_field(tmp_path, entrance, key, message):
     ('model.dropuot', 'there is no config.model.dropuot; did you mean config.model.dropout?'),
     ('optimizer.grad_clip', 'there is no config.optimizer.grad_clip; did you mean config.optimizer.clip?'),
     ('trian', 'there is no config.trian; did you mean config.train?'),
-    ('model.qwzj', 'there is no config.model.qwzj; expected one of model.active, '),
+    ('model.taps', 'there is no config.model.taps; did you mean config.model.kernel_size?'),
+    ('model.qwzj', 'there is no config.model.qwzj; expected one of model.alignment_layer, '),
 ])  # fmt: skip
 @pytest.mark.parametrize('entrance', ENTRANCES)
 def test_every_command_refuses_a_field_that_no_code_reads(tmp_path, entrance, key, message):

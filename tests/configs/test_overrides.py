@@ -129,6 +129,17 @@ def test_a_misspelt_key_is_refused_with_the_nearest(experiment, error, key, near
     assert message.endswith(f'did you mean config.{nearest}?')
 
 
+def test_a_former_name_is_refused_with_the_present_one(experiment, error):
+    assert error(experiment, ('model.earlier', '3')) == (
+        'there is no config.model.earlier; did you mean config.model.later?'
+    )
+    spec = 'experiments/language/shakespeare_char.py'
+    for former, present in (('taps', 'kernel_size'), ('active', 'experts_per_token')):
+        assert error(spec, (f'model.{former}', '3')) == (
+            f'there is no config.model.{former}; did you mean config.model.{present}?'
+        )
+
+
 @pytest.mark.parametrize(('key', 'names'), [
     ('', 'model, name, optimizer, seed, task'),
     ('zzz', 'model, name, optimizer, seed, task'),

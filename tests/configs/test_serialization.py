@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from attnlab import configs
+from attnlab.configs.fields import to_dataclass
+from attnlab.configs.tasks import config_class
 from attnlab.errors import UserError
 
 
@@ -35,8 +37,8 @@ sections = st.recursive(leaves, lambda inner: st.dictionaries(names, inner | tup
 
 
 @given(sections)
-def test_any_config_comes_back_equal(fields):
-    config = ConfigDict(fields).lock()
+def test_any_config_comes_back_equal(values):
+    config = ConfigDict(values).lock()
     found = configs.config_from_json(json.loads(json.dumps(configs.config_to_json(config))))
     assert found == config
     assert repr(found.to_dict()) == repr(config.to_dict())
@@ -82,6 +84,27 @@ def test_a_config_of_an_earlier_version_is_filled_in_and_what_was_missing_is_nam
     assert len(caplog.records) == 1
     for part in ("name = 'plain'", 'optimizer.lr = 0.1', 'model.later = 7'):
         assert part in caplog.text
+
+
+def test_a_field_with_its_former_name_is_loaded_under_its_present_one(experiment, caplog):
+    config = configs.load_experiment(experiment, [('model.later', '9')])
+    values = configs.config_to_json(config)
+    values['model']['earlier'] = values['model'].pop('later')
+    Path('config.json').write_text(json.dumps(values))
+    with caplog.at_level(logging.WARNING):
+        assert configs.load_config('config.json') == config
+    assert not caplog.records
+
+
+def test_a_former_name_beside_the_present_one_stays_an_unknown_field(experiment):
+    config = configs.load_experiment(experiment)
+    values = configs.config_to_json(config)
+    values['model']['earlier'] = 9
+    Path('config.json').write_text(json.dumps(values))
+    loaded = configs.load_config('config.json')
+    assert loaded.model.later == 7
+    with pytest.raises(UserError, match=r'there is no config\.model\.earlier; did you mean config\.model\.later\?'):
+        to_dataclass(config_class(loaded.task), loaded)
 
 
 def test_a_config_with_all_fields_is_read_without_a_word(experiment, caplog):

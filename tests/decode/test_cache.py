@@ -33,8 +33,8 @@ MODELS = {
     'alibi, sinks': make_model('alibi', sinks=True),
     'relative, parallel': make_model('relative', parallel=True),
     'sinusoidal, post': make_model('sinusoidal', order='post', mlp='relu'),
-    'experts': make_model('learned', experts=4, active=2),
-    'convolution': make_model(mixer='convolution', taps=3, scan=False),
+    'experts': make_model('learned', experts=4, experts_per_token=2),
+    'convolution': make_model(mixer='convolution', kernel_size=3, scan=False),
     'gru': make_model(mixer='gru'),
     'lstm': make_model(mixer='lstm'),
 }

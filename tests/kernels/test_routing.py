@@ -26,18 +26,18 @@ LOGITS = jnp.asarray(_RANDOM.normal(size=(B, T, E)) + [2.0, 1.0, 0.0, 0.0], jnp.
 MASK = jnp.asarray([[1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0]], bool)
 
 
-def judged(logits, active, mask, limits, order='choice', renormalised=True):
+def judged(logits, experts_per_token, mask, limits, order='choice', renormalised=True):
     """What `route` gives, in float64, one token after the other: experts, weights, kept, load_balance, z, dropped."""
     logits = np.asarray(logits, np.float64)
     B, T, E = logits.shape
-    experts, weights = np.zeros((B, T, active), int), np.zeros((B, T, active))
-    kept = np.zeros((B, T, active), bool)
+    experts, weights = np.zeros((B, T, experts_per_token), int), np.zeros((B, T, experts_per_token))
+    kept = np.zeros((B, T, experts_per_token), bool)
     counts, mass, squares, tokens = np.zeros(E), np.zeros(E), 0.0, 0
     for b in range(B):
         places = [limits[b]] * E
-        queue = [(a, t) for a in range(active) for t in range(T)]
+        queue = [(a, t) for a in range(experts_per_token) for t in range(T)]
         for a, t in queue if order == 'choice' else sorted(queue, key=lambda pair: pair[::-1]):
-            experts[b, t] = sorted(range(E), key=lambda e: -logits[b, t, e])[:active]
+            experts[b, t] = sorted(range(E), key=lambda e: -logits[b, t, e])[:experts_per_token]
             if mask[b, t] and places[experts[b, t, a]] > 0:
                 places[experts[b, t, a]] -= 1
                 kept[b, t, a] = True
@@ -49,14 +49,14 @@ def judged(logits, active, mask, limits, order='choice', renormalised=True):
             squares += math.log(exponentials.sum()) ** 2
             counts[experts[b, t]] += 1
             tokens += 1
-    balance = E * np.sum(counts / active / max(tokens, 1) * mass / max(tokens, 1))
+    balance = E * np.sum(counts / experts_per_token / max(tokens, 1) * mass / max(tokens, 1))
     return experts, weights, kept, balance, squares / max(tokens, 1), (~kept & mask[..., None]).sum()
 
 
-def checked(logits, active, mask, limits, capacity, **kwargs):
-    have = compiled(route_tokens, logits, active=active, mask=mask, capacity=capacity, **kwargs)
+def checked(logits, experts_per_token, mask, limits, capacity, **kwargs):
+    have = compiled(route_tokens, logits, experts_per_token=experts_per_token, mask=mask, capacity=capacity, **kwargs)
     where = np.ones(logits.shape[:2], bool) if mask is None else np.asarray(mask)
-    want = judged(logits, active, where, limits, **kwargs)
+    want = judged(logits, experts_per_token, where, limits, **kwargs)
     # Whatever the experts of padding are, it is not kept.
     np.testing.assert_array_equal(np.asarray(have.experts)[where], want[0][where])
     np.testing.assert_array_equal(have.kept, want[2])
@@ -67,10 +67,11 @@ def checked(logits, active, mask, limits, capacity, **kwargs):
     return have
 
 
-def routed(logits, active, capacity=99):
+def routed(logits, experts_per_token, capacity=99):
     """On the host, by one program for all capacities."""
     limits = jnp.asarray(np.full(len(logits), capacity))
-    return host(compiled(route_tokens, jnp.asarray(logits, jnp.float32), active=active, capacity=limits))
+    logits = jnp.asarray(logits, jnp.float32)
+    return host(compiled(route_tokens, logits, experts_per_token=experts_per_token, capacity=limits))
 
 
 def host(tree):
@@ -104,7 +105,7 @@ def test_every_token_goes_where_the_documentation_says(order):
 def test_who_keeps_a_place():
     """Tokens 0, 1 want expert 0 second, token 2 first: by choices token 2 comes first of them, by tokens last."""
     logits = jnp.asarray([[[1.0, 2, 0], [1, 2, 0], [2, 1, 0]]])
-    kept = lambda order: compiled(route_tokens, logits, active=2, capacity=2, order=order).kept[0].tolist()
+    kept = lambda order: compiled(route_tokens, logits, experts_per_token=2, capacity=2, order=order).kept[0].tolist()
     assert kept('choice') == [[True, True], [True, False], [True, False]]
     assert kept('token') == [[True, True], [True, True], [False, False]]
 
@@ -162,7 +163,7 @@ def test_ties_go_to_the_lowest_expert():
 def test_close_logits_are_told_apart():
     """Case 32: softmax in bfloat16 ties and takes expert 0; and in float32 those one bit apart."""
     for logits in (jnp.array([0, 0.002], jnp.bfloat16), jnp.array([1.0, 1.0 + 2**-23])):
-        routing = compiled(route_tokens, logits[None, None], active=1, renormalised=False)
+        routing = compiled(route_tokens, logits[None, None], experts_per_token=1, renormalised=False)
         assert routing.experts.item() == 1 and routing.weights.dtype == jnp.float32
 
 
@@ -192,7 +193,7 @@ def test_padding_never_matters():
     where = np.array([0, 2, 3, 5, 6, 8])
     wide, mask = np.full((B, 9, E), np.nan, 'float32'), np.zeros((B, 9), bool)
     wide[:, where], mask[:, where] = LOGITS, True
-    padded = host(compiled(route_tokens, jnp.asarray(wide), active=A, mask=jnp.asarray(mask), capacity=2))
+    padded = host(compiled(route_tokens, jnp.asarray(wide), experts_per_token=A, mask=jnp.asarray(mask), capacity=2))
     plain = routed(LOGITS, A, 2)
     for name in ('experts', 'weights', 'kept'):
         same(getattr(padded, name)[:, where], getattr(plain, name))
@@ -212,7 +213,7 @@ def test_rows_do_not_compete():
 def test_no_tokens():
     """All padding, no row, no token: losses are zero, and nothing is NaN."""
     for shape, mask in (((B, T, E), jnp.zeros((B, T), bool)), ((0, T, E), None), ((B, 0, E), None)):
-        routing = host(compiled(route_tokens, jnp.zeros(shape), active=A, mask=mask, capacity=1))
+        routing = host(compiled(route_tokens, jnp.zeros(shape), experts_per_token=A, mask=mask, capacity=1))
         assert finite(routing[1:]) and routing.load_balance == routing.z == routing.dropped == 0
         assert routing.weights.shape == (*shape[:2], A) and not np.any(routing.kept)
 
@@ -220,8 +221,8 @@ def test_no_tokens():
 @pytest.mark.parametrize(('change', 'message'), [
     (dict(logits=LOGITS[0]), r'logits have shape \(6, 4\)'),
     (dict(logits=LOGITS.astype(int)), 'logits have shape .* dtype int32; expected'),
-    (dict(active=0), 'active is 0; expected 1 to 4'),
-    (dict(active=5), 'active is 5; expected 1 to 4'),
+    (dict(experts_per_token=0), 'experts_per_token is 0; expected 1 to 4'),
+    (dict(experts_per_token=5), 'experts_per_token is 5; expected 1 to 4'),
     (dict(mask=MASK[:2]), r'mask has shape \(2, 6\) .* expected \[B, T\] = \(3, 6\)'),
     (dict(mask=MASK.astype(int)), 'mask has .* dtype int32'),
     (dict(capacity=-1), 'capacity is -1'),
@@ -230,7 +231,7 @@ def test_no_tokens():
 ])  # fmt: skip
 def test_what_does_not_fit(change, message, as_used):
     with pytest.raises(ValueError, match=message):
-        route_tokens(**dict(logits=LOGITS, active=A) | change)
+        route_tokens(**dict(logits=LOGITS, experts_per_token=A) | change)
 
 
 # Products by expert
@@ -323,8 +324,8 @@ def test_no_rows():
 
 def test_integers_and_lists_of_numpy_and_python_are_served_alike(as_used):
     """Capacity 2 for all rows, and one for each row."""
-    of = lambda active, capacity: jax.jit(
-        lambda: (route_tokens(LOGITS, active, MASK, capacity=capacity).kept), compiler_options=QUICK
+    of = lambda experts_per_token, capacity: jax.jit(
+        lambda: (route_tokens(LOGITS, experts_per_token, MASK, capacity=capacity).kept), compiler_options=QUICK
     )()
     expected = judged(LOGITS, 2, MASK, [2, 2, 2])[2], judged(LOGITS, 2, MASK, [2, 0, 1])[2]
     np.testing.assert_array_equal(of(np.int64(2), np.int64(2)), expected[0])

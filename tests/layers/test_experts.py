@@ -248,7 +248,7 @@ def test_inputs_without_real_tokens():
 @pytest.mark.parametrize(('fields', 'inputs', 'message'), [
     (dict(kind='moe'), (X,), "kind is 'moe'; expected one of"),
     (dict(experts=0), (X,), 'experts is 0; expected a positive'),
-    (dict(experts_per_token=5), (X,), 'is 5; expected 1 to 4'),
+    (dict(experts_per_token=5), (X,), 'experts_per_token is 5; expected 1 to 4'),
     (dict(features=0), (X,), 'features is 0'),
     (dict(capacity_factor=0.0), (X,), 'the capacity factor is 0.0; expected a positive'),
     (dict(order='last'), (X,), "order is 'last'"),

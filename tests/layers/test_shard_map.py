@@ -42,7 +42,7 @@ CASES = {
     'gru': layer_case(RecurrentLayer('gru', D), X, TOKEN_MASK),
     'lstm with starts': layer_case(RecurrentLayer('lstm', D), X, TOKEN_MASK, None, TOKEN_MASK),
     'language, gru': language_case(mixer='gru'),
-    'language, experts': language_case(experts=2, active=1),
+    'language, experts': language_case(experts=2, experts_per_token=1),
     'translation': layer_case(RecurrentSeq2Seq(7, 7, RecurrentConfig(embedding=4, hidden=6)), SOURCE, TOKENS),
 }
 

@@ -29,7 +29,7 @@ VARIANTS = {
     'sandwich': dataclasses.replace(PLAIN, order='sandwich', qk_norm='l2'),
     'parallel': dataclasses.replace(PLAIN, parallel=True, positions='alibi', sinks=True),
     'window': dataclasses.replace(PLAIN, window=2),
-    'experts': dataclasses.replace(TODAY, experts=4, active=2),
+    'experts': dataclasses.replace(TODAY, experts=4, experts_per_token=2),
     'relative': dataclasses.replace(PLAIN, positions='relative'),
     'convolution': dataclasses.replace(PLAIN, mixer='convolution'),
     'gru': dataclasses.replace(PLAIN, mixer='gru'),
@@ -69,7 +69,7 @@ LLAMA = LanguageModelConfig(
     width=4096, layers=32, context=2048, heads=32, positions='rotary', norm='rms', mlp='swiglu', mlp_width=11008,
     use_bias=False, tied=False, scan=True,
 )  # fmt: skip
-MIXTRAL = dataclasses.replace(LLAMA, context=32768, kv_heads=8, mlp_width=14336, experts=8, active=2)
+MIXTRAL = dataclasses.replace(LLAMA, context=32768, kv_heads=8, mlp_width=14336, experts=8, experts_per_token=2)
 PUBLISHED = {
     'GPT-2 small': (gpt(768, 12, 12), 124_439_808),
     'GPT-2 medium': (gpt(1024, 24, 16), 354_823_168),

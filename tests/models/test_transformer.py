@@ -21,7 +21,7 @@ PAPER = TranslatorConfig(
 )  # fmt: skip
 TODAY = dataclasses.replace(
     PAPER, heads=4, kv_heads=2, qk_norm='rms', positions='rotary', norm='rms', order='pre', mlp='swiglu', experts=4,
-    active=2, use_bias=False, shared_embedding=False,
+    experts_per_token=2, use_bias=False, shared_embedding=False,
 )  # fmt: skip
 MODELS = {'paper': TransformerSeq2Seq(V, V, PAPER), 'today': TransformerSeq2Seq(V, V + 2, TODAY)}
 

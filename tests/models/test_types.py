@@ -55,7 +55,7 @@ LANGUAGE = {
     'alibi': language_model('alibi'),
     'rms': language_model('rotary', qk_norm='rms', norm='rms', sinks=True, use_bias=False),
     'l2': language_model(qk_norm='l2', kv_heads=1),
-    'experts': language_model(experts=2, active=1, shared_expert=True, mlp='swiglu'),
+    'experts': language_model(experts=2, experts_per_token=1, shared_expert=True, mlp='swiglu'),
     'convolution': language_model(mixer='convolution'),
     'gru': language_model(mixer='gru'),
     'lstm': language_model(mixer='lstm'),

@@ -202,7 +202,8 @@ def test_parameter_count_of_the_published_compact_transformer():
 
 
 @pytest.mark.parametrize('changes', [
-    {'experts': 2, 'active': 2}, {'order': 'post', 'norm': 'rms'}, {'parallel': True, 'qk_norm': 'rms'},
+    {'experts': 2, 'experts_per_token': 2}, {'order': 'post', 'norm': 'rms'},
+    {'parallel': True, 'qk_norm': 'rms'},
     {'mlp': 'swiglu', 'kv_heads': 1, 'sinks': True},
 ], ids=str)  # fmt: skip
 def test_variants_of_blocks_give_the_same_logits_in_a_loop_and_a_scan(changes):

@@ -29,7 +29,7 @@ def stream(tmp_path_factory):
 def documents(tmp_path_factory):
     """The work directory of a trained language model of one line a document, short of learning when they end."""
     folder = tmp_path_factory.mktemp('documents')
-    changes = dict(data__documents='lines', train__duration='3 steps', model__experts='2', model__active='1')
+    changes = dict(data__documents='lines', train__duration='3 steps', model__experts='2', model__experts_per_token='1')
     run.train_run(tiny_language_config(folder, **changes), folder / 'run')
     return folder / 'run'
 

@@ -90,7 +90,7 @@ CHANGES = [
     *[({'model__positions': name}, {}) for name in ('sinusoidal', 'rotary', 'alibi', 'relative', 'none')],
     ({'model__positions': 'rotary', 'model__rotary_base': 10}, {'model__positions': 'rotary'}),
     *[({'model__mixer': name}, {}) for name in ('convolution', 'gru')],
-    ({'model__mixer': 'convolution', 'model__taps': 2}, {'model__mixer': 'convolution'}),
+    ({'model__mixer': 'convolution', 'model__kernel_size': 2}, {'model__mixer': 'convolution'}),
     ({'model__qk_norm': 'rms'}, {}), ({'model__order': 'post'}, {}), ({'model__mlp': 'swiglu'}, {}),
     ({'model__kv_heads': 1}, {}), ({'model__head_width': 4}, {}), ({'model__sinks': 'true'}, {}),
     ({'model__window': 3}, {}), ({'model__norm': 'rms'}, {}), ({'model__parallel': 'true'}, {}),
@@ -100,7 +100,7 @@ CHANGES = [
 EXPERTS = {'model__experts': 4}
 CHANGES += [
     (EXPERTS | {name: value}, EXPERTS) for name, value in (
-        ('model__active', 1), ('model__capacity_factor', 0.5), ('model__shared_expert', 'true'),
+        ('model__experts_per_token', 1), ('model__capacity_factor', 0.5), ('model__shared_expert', 'true'),
         ('model__load_balance', 1.0), ('model__router_z', 1.0),
     )
 ]  # fmt: skip
@@ -290,7 +290,8 @@ BAD = [
     ('model.implementation=foo', "model.implementation is 'foo'; expected 'auto', 'ring'"),
     ('model.positions=foo', "model.positions is 'foo'; expected 'learned', 'sinusoidal'"),
     ('model.positions=alibi model.mixer=gru', "model: positions is 'alibi', which acts in attention, but"),
-    ('model.experts=2 model.active=3', 'model: active is 3; expected 1 to 2, the number of experts'),
+    ('model.experts=2 model.experts_per_token=3',
+     'model: experts_per_token is 3; expected 1 to 2, the number of experts'),
     ('model.parallel=true model.order=post', "model: parallel blocks need order 'pre'"),
     ('model.layers=0', 'model.layers is 0; expected 1 or more'),
     ('data.name=text', "data.name is 'text'; expected 'shakespeare', 'file' or 'grammar'"),

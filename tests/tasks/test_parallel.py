@@ -20,7 +20,7 @@ from tests.tiny import (
 NOISE = dict(model__dropout='0.2', model__attention_dropout='0.2', train__duration='3 steps')
 RUNS = {
     'language': lambda folder, **mesh: tiny_language_config(
-        folder, data__documents='lines', model__experts='2', model__active='1', **NOISE, **mesh
+        folder, data__documents='lines', model__experts='2', model__experts_per_token='1', **NOISE, **mesh
     ),
     'vision': lambda folder, **mesh: tiny_digits_config(data__mixup='0.5', model__layer_drop='0.3', **NOISE, **mesh),
     'pmap': lambda folder, train__mesh: tiny_digits_config(
@@ -50,7 +50,7 @@ def test_several_devices_train_as_one(name, tmp_path):
 
 SCORED = {
     'language': lambda folder: tiny_language_config(folder),
-    'experts': lambda folder: tiny_language_config(folder, model__experts='2', model__active='2'),
+    'experts': lambda folder: tiny_language_config(folder, model__experts='2', model__experts_per_token='2'),
     'documents': lambda folder: tiny_language_config(
         folder, data__documents='lines', model__norm='rms', model__scan='true'
     ),

@@ -80,7 +80,7 @@ def test_what_lies_on_a_device_is_what_was_counted(tmp_path, mesh, quickly):
 
 def test_experts_send_outside_of_their_loops(tmp_path, quickly):
     """Which turn as often as values say, so that what is sent there could not be counted."""
-    config = tiny_language_config(tmp_path, model__experts='4', model__active='2', **WIDE)
+    config = tiny_language_config(tmp_path, model__experts='4', model__experts_per_token='2', **WIDE)
     alone, (held, sent) = (
         communication.count_communication(config, 'data=1')[0],
         communication.count_communication(config, 'data=2,expert=2,tensor=2'),

@@ -41,7 +41,7 @@ def rows(tmp_path_factory):
     def of(experiment):
         if experiment not in found:
             where = [('data.folder', str(folder)), ('model.layers', '2')] if 'shakespeare' in experiment else []
-            where += [('model.active', '2')] if 'experts' in experiment else []
+            where += [('model.experts_per_token', '2')] if 'experts' in experiment else []
             start = time.monotonic()
             found[experiment] = {
                 each.name: each for each in count.count_costs(configs.load_experiment(experiment, where))[1]
@@ -167,7 +167,8 @@ def test_the_table(monkeypatch, capsys):
     ('model.laysers=3', 'there is no config.model.laysers; did you mean config.model.layers?'),
     ('model.heads=7', 'model: queries have width 768; expected a multiple of 7 heads, or head_width'),
     ('model.width=0', 'model.width is 0; expected 1 or more'),
-    ('model.experts=2 model.active=3', 'model: active is 3; expected 1 to 2, the number of experts'),
+    ('model.experts=2 model.experts_per_token=3',
+     'model: experts_per_token is 3; expected 1 to 2, the number of experts'),
     ('model.context=2147483648', 'model.context is 2147483648; expected 1 <= context < 2147483648'),
     ('data.vocabulary=characters data.vocabulary_size=0', 'data.path is empty; expected a path: --config.data.path='),
     ('task=languages', "task is 'languages'; expected 'align', 'language' or 'vision'"),

@@ -36,7 +36,7 @@ def vision(folder, **changes):
 
 
 def experts(folder, **changes):
-    return language(folder, model__experts=5, model__active=2, model__qk_norm='rms', model__norm='rms', **changes)
+    return language(folder, model__experts=5, model__experts_per_token=2, model__qk_norm='rms', model__norm='rms', **changes)
 
 
 # What stays float32

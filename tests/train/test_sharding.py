@@ -19,7 +19,7 @@ LANGUAGE = SGD | dict(
     data__documents='lines', model__layers='2', model__heads='4', model__norm='rms', model__mlp='swiglu',
     model__qk_norm='rms', model__sinks='true',
 )  # fmt: skip
-EXPERTS = LANGUAGE | dict(model__experts='4', model__active='2')
+EXPERTS = LANGUAGE | dict(model__experts='4', model__experts_per_token='2')
 
 
 def trained(config):
