@@ -17,10 +17,10 @@ CellKind = Literal['gru', 'lstm']
 
 
 class GRUCell(nn.Module):
-    """Gated recurrent unit (Cho et al. 2014), with the reset gate after the matrix product as in cuDNN and PyTorch.
+    """Gated recurrent unit (Cho et al. 2014), with the reset gate after the matrix product.
 
-    A step has two matrix products, [*, 3D] each, where `flax.linen.GRUCell` has six; the gates are in the order r, z,
-    n.
+    cuDNN, PyTorch and Flax do the same.  A step has two matrix products, [*, 3D] each, where `flax.linen.GRUCell` has
+    six; the gates are in the order r, z, n.
 
     original: applies the reset gate before the matrix product, which then needs a third product, and has no biases
       (Bahdanau et al. 2015, appendix A.1.1).
