@@ -1,4 +1,4 @@
-"""Tiny runs of the project's tasks: their configs, and helpers for tests of them."""
+"""Configs of tiny runs of each task, and helpers for tests of runs."""
 
 import hashlib
 import zlib
@@ -19,7 +19,10 @@ T = 16  # the context of a tiny language model
 
 
 def tiny_grammar_config(arg='', **changes):
-    """The grammar experiment cut down to a second or two; changes: dotted keys with `__` for the dot."""
+    """Return the config of the grammar experiment, reduced to a run of a second or two.
+
+    changes: values by dotted key, with `__` in place of each dot.
+    """
     overrides = TINY_GRAMMAR | {key.replace('__', '.'): value for key, value in changes.items()}
     return configs.load_experiment(
         f'experiments/align/grammar_gru.py{":" + arg if arg else ""}', list(overrides.items())
@@ -37,7 +40,7 @@ TINY_TRAINING = {
 
 
 def tiny_language_config(folder, arg='', **changes):
-    """The experiment with Shakespeare's characters on `LINES`, which are put into a folder, as small."""
+    """Return a similarly small config of the Shakespeare experiment; its text is `LINES`, written to `folder`."""
     folder.mkdir(exist_ok=True)
     (folder / 'input.txt').write_text('\n'.join(LINES) + '\n')
     overrides = TINY_TRANSFORMER | TINY_TRAINING | {'data.folder': str(folder)}
@@ -48,7 +51,7 @@ def tiny_language_config(folder, arg='', **changes):
 
 
 def tiny_transformer_config(**changes):
-    """The grammar's Transformer, as small, with two layers."""
+    """Return a similarly small config of the grammar's Transformer, with two layers."""
     data = {key: value for key, value in TINY_GRAMMAR.items() if key.startswith(('data.', 'train.'))}
     overrides = TINY_TRANSFORMER | data | {'model.layers': '2', 'data.widths': '20'}
     overrides |= {'optimizer.warmup': '2 steps', 'train.duration': '3 steps'}
@@ -61,7 +64,7 @@ DIGITS = 'experiments/vision/digits.py'
 
 
 def tiny_digits_config(**changes):
-    """The experiment with digits, as small."""
+    """Return a similarly small config of the experiment with digits."""
     overrides = {
         'data.train_examples': '90', 'data.test_examples': '30', 'model.layers': '1', 'model.width': '16',
         'model.heads': '2', 'model.mlp_width': '16', 'train.batch_size': '16', 'train.duration': '8 steps',
@@ -73,16 +76,17 @@ def tiny_digits_config(**changes):
 
 
 def hash_run_files(workdir):
-    """What a run's directory holds, but for figures/."""
-    found = [path for path in workdir.rglob('*') if path.is_file() and 'figures' not in path.parts]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+    """Return the hash of each file in a run's directory, except in figures/."""
+    paths = [path for path in workdir.rglob('*') if path.is_file() and 'figures' not in path.parts]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def decode_ids(vocabulary, ids):
+    """Return the text of character ids."""
     return ''.join(vocabulary.characters[i] for i in ids)
 
 
 def random_parameter(path, shape):
-    """Values that a parameter of this name and shape has in any model: nothing else makes two losses differ."""
+    """Return random values that depend only on the name and shape of a parameter, so that models can be compared."""
     seed = zlib.crc32(jax.tree_util.keystr(path).encode())
     return 0.3 * np.random.default_rng(seed).standard_normal(shape.shape, np.float32)

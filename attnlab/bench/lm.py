@@ -131,7 +131,7 @@ def greedy_decoder(model: LanguageModel, params: Any, prompt: np.ndarray, count:
         state = cache.init_cache(model, params, len(prompt), prompt.shape[1] + count)
         state, _ = cache.extend_cache(model, params, state, prompt[:, :-1])
         step, rng = cache.make_decode_step(model, params), jax.random.key(0)  # unused at temperature 0
-        return sample_tokens(step, state, prompt[:, -1], rng=rng, limit=count, temperature=0.0).tokens
+        return sample_tokens(step, state, prompt[:, -1], rng=rng, max_tokens=count, temperature=0.0).tokens
 
     return lambda: np.asarray(run(params, prompt))
 

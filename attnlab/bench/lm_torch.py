@@ -86,7 +86,7 @@ def generate_greedily(model: LanguageModel, prompt: np.ndarray, count: int) -> n
     """Return `count` tokens [B, count] after a prompt [B, P], decoded greedily with a cache."""
     tokens, chosen = torch.from_numpy(prompt).long(), []
     with torch.inference_mode():
-        cache, at = model.start(len(prompt)), 0
+        cache, at = model.init_state(len(prompt)), 0
         for _ in range(count):
             logits = model(tokens, cache, at)
             at += tokens.shape[1]

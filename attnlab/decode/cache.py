@@ -1,10 +1,10 @@
-"""A language model that goes on: what its layers keep of the tokens so far, as one tree of arrays.
+"""Decoding of a language model with a cache: the state of its layers after the tokens so far, as one tree of arrays.
 
-    cache = start(model, params, B=2, slots=64)
-    cache, logits = extend(model, params, cache, prompts, token_mask)  # [B, T] in any split, padded on either side
-    sampled = sample(stepper(model, params), cache, first, rng=rng, limit=20)
+    cache = init_cache(model, params, batch_size=2, max_length=64)
+    cache, logits = extend_cache(model, params, cache, prompts, token_mask)  # [B, T], in any number of calls
+    result = sample_tokens(make_decode_step(model, params), cache, first_tokens, rng=rng, max_tokens=20)
 
-Every leaf leads with the batch, so that `sample` and `beam_search` take the cache as their state.
+The first axis of every array is the batch, so `sample_tokens` and `beam_search` can take the cache as their state.
 """
 
 import dataclasses
@@ -23,33 +23,35 @@ from attnlab.models.language import LanguageModel
 Params = Any
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=['length', 'layers'], meta_fields=['slots'])
+@partial(jax.tree_util.register_dataclass, data_fields=['length', 'layers'], meta_fields=['max_length'])
 @dataclasses.dataclass(frozen=True)
 class DecodingCache:
-    """slots: the tokens a row has room for, fixed in a compiled program.  length: [B], how many it holds.
+    """The state of a language model's layers after the tokens so far.
 
-    layers: what each keeps of them: keys and values, a recurrent state, the last inputs of a convolution.
+    max_length: maximum number of tokens in a row; static in a compiled program.
+    length: [B] int32, the number of tokens in each row.
+    layers: the state of each layer: keys and values, a recurrent state, or the last inputs of a convolution.
     """
 
-    slots: int
+    max_length: int
     length: Int[Array, ' B']
     layers: Any
 
 
-def init_cache(model: LanguageModel, params: Params, B: int, slots: int) -> DecodingCache:
-    """The cache of B rows before their first token, with room for so many tokens each.
+def init_cache(model: LanguageModel, params: Params, batch_size: int, max_length: int) -> DecodingCache:
+    """Return an empty cache of `batch_size` rows, each with room for `max_length` tokens.
 
-    Raises ValueError for fewer slots than one, and for more than a model with learned positions has of these.
+    Raises ValueError if max_length is below 1, or above the number of learned positions of a model that has them.
     """
-    if slots < 1:
-        raise ValueError(f'slots is {slots}; expected at least 1')
-    if (longest := model.encoding.longest) is not None and slots > longest:
-        raise ValueError(f'slots is {slots}; expected at most {longest}, the learned positions of the model')
-    empty = jnp.zeros((B, 0), jnp.int32)
-    cached = model.clone(cache_length=slots)
-    apply = lambda params: cached.apply({'params': params}, empty, mutable=['cache'], method='hidden')
+    if max_length < 1:
+        raise ValueError(f'max_length is {max_length}; expected at least 1')
+    if (limit := model.encoding.max_length) is not None and max_length > limit:
+        raise ValueError(f'max_length is {max_length}; expected at most {limit}, the learned positions of the model')
+    no_tokens = jnp.zeros((batch_size, 0), jnp.int32)
+    cached_model = model.clone(cache_length=max_length)
+    apply = lambda params: cached_model.apply({'params': params}, no_tokens, mutable=['cache'], method='hidden')
     shapes = jax.eval_shape(apply, params)[1]['cache']
-    return _cache(slots, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+    return _from_collection(max_length, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 
 
 def extend_cache(
@@ -59,14 +61,17 @@ def extend_cache(
     tokens: Int[Array, 'B T'],
     token_mask: Bool[Array, 'B T'] | None = None,
 ) -> tuple[DecodingCache, Float[Array, 'B T V']]:
-    """The cache with these tokens, and the logits of the token after each.
+    """Return the cache with these tokens added, and the logits of the token after each.
 
-    token_mask: [B, T], false in padding, which may stand anywhere and leaves no trace; its logits mean nothing.
-    A cache that has no room for them is refused, if its lengths are known; in a compiled program, the logits from the
-    first token on that has no slot are NaN.
+    In a compiled program, the logits are NaN from the first token on that has no room in the cache.
+
+    Args:
+      tokens: [B, T] int, which continue after the tokens in the cache.
+      token_mask: [B, T], False for padding, which may be anywhere in a row.  It does not change the cache, and its
+        logits are undefined.  None: all tokens are real.
 
     Raises:
-      ValueError: for a cache that is full, naming its slots and lengths.
+      ValueError: if the cache has no room for the tokens and its lengths are known (not traced).
     """
     cache, x = extend_cache_without_logits(model, params, cache, tokens, token_mask)
     return cache, model.apply({'params': params}, x, method='logits')  # pyright: ignore[reportReturnType]
@@ -79,14 +84,18 @@ def extend_cache_without_logits(
     tokens: Int[Array, 'B T'],
     token_mask: Bool[Array, 'B T'] | None = None,
 ) -> tuple[DecodingCache, Float[Array, 'B T D']]:
-    """`extend_cache` without the product that makes logits: where V is large, one takes it of the last token alone."""
+    """Return the cache with these tokens added, and the hidden states that `LanguageModel.logits` takes.
+
+    With a large vocabulary, the logits of the last token alone are much cheaper than those of all tokens.  Arguments
+    and errors are those of `extend_cache`.
+    """
     _check_room(cache, tokens, token_mask)
     segments = None if token_mask is None else jnp.asarray(token_mask).astype(jnp.int32)
-    held = {'past': {'length': cache.length}, 'stack': cache.layers}
-    (x, _), changed = model.clone(cache_length=cache.slots).apply(
-        {'params': params, 'cache': held}, tokens, segments, mutable=['cache'], method='hidden'
+    collection = {'past': {'length': cache.length}, 'stack': cache.layers}
+    (x, _), changed = model.clone(cache_length=cache.max_length).apply(
+        {'params': params, 'cache': collection}, tokens, segments, mutable=['cache'], method='hidden'
     )
-    return _cache(cache.slots, changed['cache']), x
+    return _from_collection(cache.max_length, changed['cache']), x
 
 
 def prefill(
@@ -96,18 +105,20 @@ def prefill(
     prompts: Int[Array, 'B T'],
     token_mask: Bool[Array, 'B T'],
 ) -> tuple[DecodingCache, Int[Array, ' B']]:
-    """The cache with all of each prompt but its last token, and that token: `state` and `first` of a decoding.
+    """Add all tokens of each prompt but the last to the cache; return the cache and the last tokens.
 
-    Each row of `token_mask` is true somewhere.
+    They are the arguments `state` and `first_tokens` of `sample_tokens` and `beam_search`.
+
+    token_mask: [B, T], True for the tokens of prompts; each row has at least one.
     """
-    places = jnp.where(token_mask, jnp.arange(prompts.shape[1])[None], -1)
-    last = jnp.max(places, axis=1)[:, None]
-    cache, _ = extend_cache_without_logits(model, params, cache, prompts, token_mask & (places != last))
+    positions = jnp.where(token_mask, jnp.arange(prompts.shape[1])[None], -1)
+    last = jnp.max(positions, axis=1)[:, None]
+    cache, _ = extend_cache_without_logits(model, params, cache, prompts, token_mask & (positions != last))
     return cache, jnp.take_along_axis(prompts, last, axis=1)[:, 0]
 
 
 def make_decode_step(model: LanguageModel, params: Params) -> DecodeStep:
-    """One token a row: the step of `sample` and `beam_search`, whose state is a cache."""
+    """Return a decoding step for `sample_tokens` and `beam_search`, whose state is a cache."""
 
     def step(cache: DecodingCache, tokens: Int[Array, ' B']) -> tuple[DecodingCache, Float[Array, 'B V']]:
         cache, logits = extend_cache(model, params, cache, tokens[:, None])
@@ -116,17 +127,24 @@ def make_decode_step(model: LanguageModel, params: Params) -> DecodeStep:
     return step
 
 
-def _cache(slots: int, held: Any) -> DecodingCache:
-    return DecodingCache(slots, held['past']['length'], held['stack'])
+def _from_collection(max_length: int, collection: Any) -> DecodingCache:
+    """Return the cache that a model's Flax collection `cache` holds."""
+    return DecodingCache(max_length, collection['past']['length'], collection['stack'])
 
 
 def _check_room(cache: DecodingCache, tokens: Array, token_mask: Array | None) -> None:
+    """Raise ValueError if the cache has no room for the tokens, unless its lengths or the mask are traced."""
     if isinstance(cache.length, Tracer) or isinstance(token_mask, Tracer):
         return
-    held = np.asarray(cache.length)
-    more = np.full(len(held), tokens.shape[1]) if token_mask is None else np.sum(np.asarray(token_mask), axis=1)
-    full = np.flatnonzero(held + more > cache.slots)
-    if full.size:
-        row = full[0]
-        came = f'row {row} holds {held[row]} tokens and {more[row]} more came'
-        raise ValueError(f'the cache has {cache.slots} slots: {came}')
+    lengths = np.asarray(cache.length)
+    if token_mask is None:
+        added = np.full(len(lengths), tokens.shape[1])
+    else:
+        added = np.sum(np.asarray(token_mask), axis=1)
+    full_rows = np.flatnonzero(lengths + added > cache.max_length)
+    if full_rows.size:
+        row = full_rows[0]
+        raise ValueError(
+            f'the cache has room for {cache.max_length} tokens in a row; '
+            f'row {row} holds {lengths[row]} tokens, and {added[row]} more were given'
+        )

@@ -1,4 +1,4 @@
-"""Flax modules over the kernels."""
+"""Flax modules: the layers of attention models, built on `attnlab.kernels`."""
 
 from attnlab.layers.multihead import MultiHeadAttention, attention_fn
 from attnlab.layers.positions import RotaryEncoding

@@ -1,7 +1,8 @@
-"""The Transformer block and a stack of them, from the original to today's: each variant is a field of `BlockConfig`."""
+"""The Transformer block and a stack of blocks, from the original to current ones; variants are `BlockConfig` fields."""
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -22,16 +23,17 @@ from attnlab.layers.positions import NoEncoding, PositionEncoding
 
 
 def compute_dtype(config: BlockConfig) -> Any:
-    """The dtype of the computation; None for float32, where Flax takes that of inputs and parameters."""
+    """Return the dtype of the computation, or None for float32: Flax then promotes inputs and parameters."""
     return None if config.dtype == 'float32' else jnp.dtype(config.dtype)
 
 
 class TransformerBlock(nn.Module):
-    """One block: attention, then an MLP or experts, each added to what came in (Vaswani et al. 2017, section 3.1).
+    """One block: attention, then an MLP or experts, each with a residual connection (Vaswani et al. 2017, section 3.1).
 
-    encoding: positions in the self-attention.
-    cross: attention to a memory comes between the two.
-    cache_length: tokens that the key-value cache holds, 0: no cache; other mixers keep the state that they need.
+    config: its fields select the variant, such as another token mixer in place of attention.
+    encoding: the position encoding of self-attention.
+    cross: whether the block has attention to a memory, between self-attention and the MLP.
+    cache_length: number of tokens in the key-value cache, 0 for no cache.  Other mixers cache only their state.
     """
 
     config: BlockConfig
@@ -50,66 +52,76 @@ class TransformerBlock(nn.Module):
         memory_mask: Mask | None = None,
         drop_rate: Float[Array, ''] | float = 0.0,
     ) -> tuple[Float[Array, 'B T D'], dict[str, Array]]:
-        """x after the block, and `aux`: auxiliary losses and statistics of its experts, {} without experts.
+        """Return the output of the block, and the auxiliary losses and statistics of its experts ({} without experts).
 
-        token_mask: true for real tokens, which experts count and caches keep; None: all.
-        memory, memory_mask: the states that a cross block attends to, and its mask.
-        drop_rate: rate of skipping this block, read if the config has a `layer_drop`.
+        Args:
+          x: [B, T, D], the input.
+          mask: the mask of self-attention.
+          token_mask: [B, T], True for real tokens; experts and caches ignore the others.  None: all are real.
+          deterministic: no dropout; otherwise it draws from the `dropout` stream of rngs.
+          memory, memory_mask: the states [B, S, D] that cross-attention reads, and its mask.
+          drop_rate: the probability of skipping this block, used if the config has a `layer_drop`.
+
+        Raises:
+          ValueError: if a parallel block has an order other than 'pre', or cross-attention.
         """
         config, aux, block_input = self.config, {}, x
-        drop = nn.Dropout(config.dropout, deterministic=deterministic)
-        mix, feed = self._mixer(), self._feed()
+        dropout = nn.Dropout(config.dropout, deterministic=deterministic)
+        mix_tokens, feed_forward_layer = self._mixer(), self._feed_forward_layer()
 
         def feed_forward(x: Array) -> Array:
             if not config.experts:
-                return feed(x, deterministic=deterministic)
-            output, stats = feed(x, token_mask, deterministic=deterministic)
-            aux.update(stats)
+                return feed_forward_layer(x, deterministic=deterministic)
+            output, expert_aux = feed_forward_layer(x, token_mask, deterministic=deterministic)
+            aux.update(expert_aux)
             return output
 
-        def add(x: Array, branch: Callable[[Array], Array], name: str) -> Array:
+        def add_branch(x: Array, branch: Callable[[Array], Array], name: str) -> Array:
             norm = lambda x, name: _norm(config, name)(x)
             match config.order:
                 case 'pre':
-                    return x + drop(branch(norm(x, f'{name}_norm')))
+                    return x + dropout(branch(norm(x, f'{name}_norm')))
                 case 'post':
-                    return norm(x + drop(branch(x)), f'{name}_norm')
+                    return norm(x + dropout(branch(x)), f'{name}_norm')
                 case 'sandwich':
-                    return x + drop(norm(branch(norm(x, f'{name}_norm')), f'{name}_out_norm'))
+                    return x + dropout(norm(branch(norm(x, f'{name}_norm')), f'{name}_out_norm'))
 
         if config.parallel:
             if config.order != 'pre' or self.cross:
-                raise ValueError(f"parallel blocks have order 'pre' and no cross-attention, not {config.order!r}")
+                raise ValueError(
+                    "parallel blocks need order 'pre' and no cross-attention; "
+                    f'order is {config.order!r}, cross-attention is {self.cross}'
+                )
             normed = _norm(config, 'attention_norm')(x)
-            x = x + drop(mix(normed, mask, token_mask, deterministic)) + drop(feed_forward(normed))
+            x = x + dropout(mix_tokens(normed, mask, token_mask, deterministic)) + dropout(feed_forward(normed))
         else:
-            x = add(x, lambda x: mix(x, mask, token_mask, deterministic), 'attention')
+            x = add_branch(x, lambda x: mix_tokens(x, mask, token_mask, deterministic), 'attention')
             if self.cross:
-                name = 'cross_attention'
-                attend = self._attention(name)
-                x = add(x, lambda x: attend(x, memory, mask=memory_mask, deterministic=deterministic), name)
-            x = add(x, feed_forward, 'mlp')
+                attend = self._attention('cross_attention')
+                attend_to_memory = lambda x: attend(x, memory, mask=memory_mask, deterministic=deterministic)
+                x = add_branch(x, attend_to_memory, 'cross_attention')
+            x = add_branch(x, feed_forward, 'mlp')
         if config.layer_drop and not deterministic:
-            stays = jax.random.bernoulli(self.make_rng('dropout'), 1.0 - drop_rate, (x.shape[0], 1, 1))
-            x = block_input + jnp.where(stays, (x - block_input) / (1.0 - drop_rate), 0.0).astype(x.dtype)
+            kept = jax.random.bernoulli(self.make_rng('dropout'), 1.0 - drop_rate, (x.shape[0], 1, 1))
+            x = block_input + jnp.where(kept, (x - block_input) / (1.0 - drop_rate), 0.0).astype(x.dtype)
         return shard_rows(x), aux
 
     def _mixer(self) -> Callable[[Array, Mask, Array | None, bool], Array]:
-        """The layer that mixes tokens, as a function of (x, mask, token_mask, deterministic)."""
+        """Return the layer that mixes tokens, as a function of (x, mask, token_mask, deterministic)."""
         config = self.config
         match config.mixer:
             case 'attention':
-                return self._attend
+                return self._self_attention
             case 'convolution':
                 layer = CausalConvolution(
-                    config.kernel_size, config.use_bias, self._starts()['out_init'], compute_dtype(config),
+                    config.kernel_size, config.use_bias, self._kernel_inits()['out_init'], compute_dtype(config),
                     self.cache_length > 0, name='convolution',
                 )  # fmt: skip
             case 'gru' | 'lstm' as kind:
                 layer = RecurrentMixer(kind, self.cache_length > 0, name='recurrence')
         return lambda x, mask, token_mask, deterministic: layer(x, mask.query_segment_ids, token_mask)
 
-    def _attend(self, x: Array, mask: Mask, token_mask: Array | None, deterministic: bool) -> Array:
+    def _self_attention(self, x: Array, mask: Mask, token_mask: Array | None, deterministic: bool) -> Array:
         config = self.config
         if config.window:
             mask = mask & window_mask(config.window, 0)
@@ -119,7 +131,7 @@ class TransformerBlock(nn.Module):
         return self._attention('attention')(x, mask=mask, bias=bias, deterministic=deterministic)
 
     def _attention(self, name: str) -> Any:
-        """An attention layer. Its type is `Any`, as a call returns a tuple only where weights are asked for."""
+        """Return an attention layer.  The type is `Any`, as a call returns a tuple if weights are requested."""
         config = self.config
         return MultiHeadAttention(
             config.heads, config.kv_heads or None, config.head_width or None, use_bias=config.use_bias,
@@ -127,35 +139,37 @@ class TransformerBlock(nn.Module):
             encoding=self.encoding if name == 'attention' else NoEncoding(), sinks=config.sinks,
             dropout_rate=config.attention_dropout, dtype=compute_dtype(config),
             implementation=None if config.implementation == 'auto' else config.implementation,
-            cache_length=self.cache_length, name=name, **self._starts(),
+            cache_length=self.cache_length, name=name, **self._kernel_inits(),
         )  # fmt: skip
 
-    def _feed(self) -> Any:
+    def _feed_forward_layer(self) -> Any:
+        """Return the MLP, or the mixture of experts."""
         config = self.config
         common: dict[str, Any] = dict(
             kind=config.mlp, features=config.mlp_width or None, use_bias=config.use_bias, dtype=compute_dtype(config),
-            **self._starts(),
+            **self._kernel_inits(),
         )
         if not config.experts:
             return MLP(name='mlp', **common)
         return MixtureOfExperts(
             experts=config.experts, experts_per_token=config.experts_per_token,
-            capacity_factor=config.capacity_factor or None,
-            shared=config.shared_expert,
-            order='token',  # in the order of choices, a later token could take an earlier one's second slot
-            # A single renormalised weight would always be 1, without a gradient for the router.
+            capacity_factor=config.capacity_factor or None, shared=config.shared_expert,
+            # In the order of choices, a later token could take the place of an earlier token's second choice, which
+            # would break causality.
+            order='token',
+            # A single renormalised weight is always 1, and the router would have no gradient from the output.
             renormalised=config.experts_per_token > 1,
             name='experts', **common,
         )  # fmt: skip
 
-    def _starts(self) -> dict[str, Any]:
-        """Initialisers of the kernels that lead into a branch and out of it."""
+    def _kernel_inits(self) -> dict[str, Any]:
+        """Return the initialisers of the kernels: `kernel_init`, and `out_init` for the last kernel of a branch."""
         std = self.config.init
-        into = nn.initializers.lecun_normal() if std == 0 else nn.initializers.normal(std)
+        kernel_init = nn.initializers.lecun_normal() if std == 0 else nn.initializers.normal(std)
         if not self.config.scaled_init:
-            return {'kernel_init': into, 'out_init': into}
+            return {'kernel_init': kernel_init, 'out_init': kernel_init}
         scale = 1.0 / math.sqrt(2 * self.config.layers)
-        return {'kernel_init': into, 'out_init': lambda *args: into(*args) * scale}
+        return {'kernel_init': kernel_init, 'out_init': lambda *args: kernel_init(*args) * scale}
 
 
 def _norm(config: BlockConfig, name: str) -> nn.Module:
@@ -167,9 +181,12 @@ def _norm(config: BlockConfig, name: str) -> nn.Module:
 class TransformerStack(nn.Module):
     """The blocks of a model, and a norm after the last one unless the order is 'post'.
 
-    With `scan` they are one compiled loop over stacked parameters [L, ...], and the program does not grow with L; the
-    cache is stacked behind the batch, [B, L, ...].  `remat` is what the backward pass computes again: 'none', 'full'
-    (all of a block) or 'dots' (all but the results of matrix products).
+    With `config.scan` the blocks are one compiled loop over stacked parameters [L, ...], so the size of the program
+    does not depend on L; caches are stacked on the second axis, after the batch: [B, L, ...].
+
+    `config.remat` selects what the backward pass recomputes: 'none', 'full' (the whole block) or 'dots' (everything but
+    the results of matrix products).
+
     encoding, cross, cache_length: as in `TransformerBlock`.
     """
 
@@ -188,39 +205,45 @@ class TransformerStack(nn.Module):
         memory: Float[Array, 'B S D'] | None = None,
         memory_mask: Mask | None = None,
     ) -> tuple[Float[Array, 'B T D'], dict[str, Array]]:
-        """x after all blocks, and `aux` of each, [L]."""
-        block, x = self._remat(TransformerBlock), shard_rows(x)
-        common = mask, token_mask, deterministic, memory, memory_mask
+        """Return the output of the last block, and `aux` of all blocks: a dict of arrays [L].
+
+        The arguments are those of `TransformerBlock`.
+        """
+        block, x = self._rematerialised(TransformerBlock), shard_rows(x)
+        inputs = mask, token_mask, deterministic, memory, memory_mask
         fields: Any = dict(
             config=self.config, encoding=self.encoding, cross=self.cross, cache_length=self.cache_length
         )
-        rates = np.linspace(0, self.config.layer_drop, self.config.layers + 1, dtype=np.float32)[1:]
+        # The rate of skipping a block grows linearly with its depth (Huang et al. 2016).
+        drop_rates = np.linspace(0, self.config.layer_drop, self.config.layers + 1, dtype=np.float32)[1:]
         if self.config.scan:
             blocks = nn.scan(
                 block, variable_axes={'params': 0, 'cache': 1, 'intermediates': 0},
                 split_rngs={'params': True, 'dropout': True},
-                in_axes=(*[nn.broadcast] * len(common), 0), length=self.config.layers,  # pyright: ignore[reportArgumentType]
-                check_constancy_invariants=self.is_initializing(),  # as in `attnlab.layers.recurrent`
+                in_axes=(*[nn.broadcast] * len(inputs), 0), length=self.config.layers,  # pyright: ignore[reportArgumentType]
+                # See `attnlab.layers.recurrent.RecurrentLayer`.
+                check_constancy_invariants=self.is_initializing(),
             )  # fmt: skip
-            # The type that x has after a block inside of jax.shard_map.
+            # In jax.shard_map, the carry of a scan needs the type that x has after a block.
             x = mesh_axes.match_varying_axes(x, mask, token_mask, memory, memory_mask, self.variables)
-            x, aux = blocks(**fields, name='blocks')(x, *common, jnp.asarray(rates))
+            x, aux = blocks(**fields, name='blocks')(x, *inputs, jnp.asarray(drop_rates))
         else:
-            by_layer = []
+            aux_by_layer = []
             for layer in range(self.config.layers):
-                x, aux = block(**fields, name=f'block_{layer}')(x, *common, float(rates[layer]))
-                by_layer.append(aux)
-            aux = jax.tree.map(lambda *x: jnp.stack(x), *by_layer)
+                x, layer_aux = block(**fields, name=f'block_{layer}')(x, *inputs, float(drop_rates[layer]))
+                aux_by_layer.append(layer_aux)
+            aux = jax.tree.map(lambda *values: jnp.stack(values), *aux_by_layer)
         return (x if self.config.order == 'post' else _norm(self.config, 'norm')(x)), aux
 
-    def _remat(self, block: Any) -> Any:
-        # Argument 0 is the module, argument 4 `deterministic`, which must stay a Python bool.  In a scan, XLA cannot
-        # merge the recomputation with the forward pass, so that the costly prevent_cse is not needed.
-        wrap = lambda **policy: nn.remat(block, prevent_cse=not self.config.scan, static_argnums=(4,), **policy)
+    def _rematerialised(self, block: Any) -> Any:
+        """Return the block class with the rematerialisation policy of the config."""
+        # static_argnums counts the module as argument 0; argument 4 is `deterministic`, which must stay a Python bool.
+        # In a scan, XLA cannot merge the recomputation with the forward pass, so the costly prevent_cse is not needed.
+        remat = partial(nn.remat, block, prevent_cse=not self.config.scan, static_argnums=(4,))
         match self.config.remat:
             case 'none':
                 return block
             case 'full':
-                return wrap()
+                return remat()
             case 'dots':
-                return wrap(policy=jax.checkpoint_policies.checkpoint_dots)
+                return remat(policy=jax.checkpoint_policies.checkpoint_dots)

@@ -1,4 +1,4 @@
-"""The feed-forward layers of a block: two matrices, or three where one of them gates."""
+"""The feed-forward layer of a block: two matrices, or three with a gate."""
 
 import functools
 from collections.abc import Callable
@@ -18,35 +18,38 @@ AnyArray = Array | np.ndarray
 
 _GELU, _GELU_TANH = (functools.partial(jax.nn.gelu, approximate=approximate) for approximate in (False, True))
 PLAIN_ACTIVATIONS = {'relu': jax.nn.relu, 'gelu': _GELU, 'gelu_tanh': _GELU_TANH}
+"""Activation of each kind of MLP without a gate."""
+
 GATED_ACTIVATIONS = {'swiglu': jax.nn.silu, 'geglu': _GELU, 'reglu': jax.nn.relu}
+"""Activation of the gate of each kind of MLP with one."""
 
 
 def default_mlp_width(kind: str, D: int) -> int:
-    """F for a model of width D: 4 D, or for a gated kind 8 D / 3 rounded up to a multiple of 8.
+    """Return F for a model of width D: 4 D, or for a gated kind 8 D / 3 rounded up to a multiple of 8.
 
-    So both have as many parameters (Shazeer 2020, section 3.1) but for rounding and biases: within 1 % at widths from
-    137 on and at every multiple of 16 from 128 on.
+    Both have the same number of parameters (Shazeer 2020, section 3.1) except for rounding and biases: within 1 % at
+    all widths from 137 on, and at every multiple of 16 from 128 on.
 
     Raises:
-      ValueError: for a kind that is not known.
+      ValueError: if the kind is unknown.
     """
     _check_kind(kind)
     return 8 * -(-D // 3) if kind in GATED_ACTIVATIONS else 4 * D
 
 
 def resolve_use_bias(kind: str, use_bias: bool | None) -> bool:
-    """Unless asked, gated kinds have no biases (Shazeer 2020, equation 5) and the others do."""
+    """Return `use_bias`; None means no biases for gated kinds (Shazeer 2020, equation 5) and biases for the others."""
     return kind not in GATED_ACTIVATIONS if use_bias is None else use_bias
 
 
 def input_kernel_names(kind: str) -> tuple[str, ...]:
-    """Of the matrices that lead into the hidden activations."""
+    """Return the names of the kernels that are applied to the input: 'up', and 'gate' for a gated kind."""
     _check_kind(kind)
     return ('up', 'gate') if kind in GATED_ACTIVATIONS else ('up',)
 
 
 def hidden_activations(kind: str, project: Callable[[str], Array]) -> Array:
-    """The hidden activations from the products `project` gives for 'up' and, for a gated kind, 'gate'."""
+    """Return the hidden activations; `project` returns the product of the input with the kernel of a given name."""
     _check_kind(kind)
     if kind in PLAIN_ACTIVATIONS:
         return PLAIN_ACTIVATIONS[kind](project('up'))
@@ -56,15 +59,17 @@ def hidden_activations(kind: str, project: Callable[[str], Array]) -> Array:
 class MLP(nn.Module):
     """act(x W_up) W_down (Vaswani et al. 2017, section 3.3), or (act(x W_gate) * x W_up) W_down (Shazeer 2020).
 
-    Parameters: `up` [D, F], `gate` [D, F] where gated, `down` [F, D], each a `kernel` and, with biases, a `bias`.
+    Parameters: `up` [D, F], `gate` [D, F] for gated kinds, `down` [F, D], each a `kernel` and, with biases, a `bias`.
 
-    kind: 'relu'; 'gelu', with the exact normal distribution function, as in PyTorch and BERT; 'gelu_tanh', with its
-      approximation by tanh, as in GPT-2 and flax; gated: 'swiglu' (SiLU), 'geglu' (exact GELU), 'reglu' (ReLU).
-    features: F; `default_mlp_width` if None.
-    use_bias: if None, unless gated.
-    dropout_rate: of the hidden activations; what a block does to the output is the block's.
-    dtype: of the computation, that of inputs and parameters if None.
-    kernel_init, out_init: of `up` and `gate`, and of `down`.
+    kind: 'relu'; 'gelu', with the exact normal distribution function, as in PyTorch and BERT; 'gelu_tanh', with the
+      tanh approximation, as in GPT-2 and Flax; with a gate: 'swiglu' (SiLU), 'geglu' (exact GELU), 'reglu' (ReLU).
+    features: F; None: `default_mlp_width`.
+    use_bias: whether the layers have biases; None: only without a gate.
+    dropout_rate: dropout rate of the hidden activations; dropout of the output is applied by the block.
+    dtype: dtype of the computation; None: inputs and parameters are promoted.
+    param_dtype: dtype of the parameters.
+    kernel_init: initialiser of the kernels of `up` and `gate`.
+    out_init: initialiser of the kernel of `down`.
     """
 
     kind: str
@@ -78,10 +83,10 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[AnyArray, '*B D'], *, deterministic: bool = True) -> Float[Array, '*B D']:
-        """x [..., D]: the same shape.  Unless deterministic, dropout draws from the `dropout` stream of rngs.
+        """Return the output [..., D].  Unless deterministic, dropout draws from the `dropout` stream of rngs.
 
         Raises:
-          ValueError: for a kind, width or rate that does not exist, naming what came and what was expected.
+          ValueError: if the kind is unknown, or the width or the rate is out of range.
         """
         check_mlp_fields(self.kind, self.features, self.dropout_rate)
         D = x.shape[-1]
@@ -93,17 +98,17 @@ class MLP(nn.Module):
                 kernel_init=init, name=name,
             )  # fmt: skip
 
-        inside = hidden_activations(self.kind, lambda name: dense(name, F, self.kernel_init)(x))
-        inside = nn.Dropout(self.dropout_rate, deterministic=deterministic)(inside)
-        return dense('down', D, self.out_init)(inside)
+        hidden = hidden_activations(self.kind, lambda name: dense(name, F, self.kernel_init)(x))
+        hidden = nn.Dropout(self.dropout_rate, deterministic=deterministic)(hidden)
+        return dense('down', D, self.out_init)(hidden)
 
 
-def check_mlp_fields(kind: str, features: int | None, rate: float) -> None:
-    """Raises ValueError for a kind, width or rate that does not exist, used or not."""
+def check_mlp_fields(kind: str, features: int | None, dropout_rate: float) -> None:
+    """Raise ValueError if the kind is unknown, or the width or the rate is out of range, even if it is not used."""
     _check_kind(kind)
     if features is not None and features < 1:
         raise ValueError(f'features is {features}; expected a positive number')
-    check_dropout_rate(rate)
+    check_dropout_rate(dropout_rate)
 
 
 def _check_kind(kind: str) -> None:

@@ -1,4 +1,4 @@
-"""Multi-head attention as a module with flax's parameters, and our attention as flax's `attention_fn`."""
+"""Multi-head attention with the parameters of Flax's module, and an `attention_fn` for Flax's module."""
 
 import functools
 import logging
@@ -23,38 +23,47 @@ AnyArray = Array | np.ndarray
 
 
 class HeadNorm(nn.Module):
-    """`rms_norm` of each head with a learned gain per channel, which all heads share; no mean, no bias."""
+    """`rms_norm` of each head, with a learned scale [H] that all heads share; no mean is subtracted, no bias added."""
 
     param_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B T N H']) -> Float[Array, 'B T N H']:
+        """Return the normalised heads [B, T, N, H]."""
         return rms_norm(x, self.param('scale', nn.initializers.ones, x.shape[-1:], self.param_dtype))
 
 
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2) over `attnlab.dot_product_attention`.
 
-    Parameters are those of `flax.linen.MultiHeadDotProductAttention`, in shape, name and start: `query` [D, N, H],
-    `key` and `value` [C, K, H], `out` [N, H, out], each `kernel` with a `bias`.  What flax does not have adds its own.
+    Parameters have the shapes, names and initial values of `flax.linen.MultiHeadDotProductAttention`: `query`
+    [D, N, H], `key` and `value` [C, K, H], `out` [N, H, out], each a `kernel` with a `bias`.  Features that Flax does
+    not have add parameters of their own.
 
-    heads: N.  kv_heads: K, a divisor of N (Ainslie et al. 2023); N if None.  head_width: H; D / N if None.
-    out_features: D if None.
-    qk_norm: 'rms' divides every query and key head by its root mean square, with learned gains `query_norm` and
-      `key_norm` [H] (Dehghani et al. 2023, section 2, who subtract the mean too).  'l2' gives heads length one and
-      multiplies logits by a learned number `qk_scale` in place of 1 / sqrt(H) (Henry et al. 2020); it starts from
-      sqrt(H), where logits are those of 'rms', as the lengths are unknown from which the paper computes its start.
-    encoding: turns queries and keys, after their norm, or gives a bias: see `attnlab.layers.positions`.
-    sinks: a learned logit `sinks` [N] that takes part in the softmax's sum, from zero.
-    dropout_rate: of attention weights.
-    dtype: of the computation, that of inputs and parameters if None.  param_dtype, kernel_init, bias_init: as in flax.
-    out_init: of the kernel of `out`; `kernel_init` if None.
+    heads: N, the number of query heads.
+    kv_heads: K, the number of key and value heads, a divisor of N (Ainslie et al. 2023); None: N.
+    head_width: H; None: D / N.
+    out_features: the width of the output; None: D.
+    use_bias: whether the projections have biases.
+    qk_norm: 'rms' divides every query and key head by its root mean square, with learned scales `query_norm` and
+      `key_norm` [H] (Dehghani et al. 2023, section 2, who also subtract the mean).  'l2' gives heads length one and
+      multiplies the logits by a learned number `qk_scale` in place of 1 / sqrt(H) (Henry et al. 2020).  The paper
+      initialises it from sequence lengths, which are unknown here; it starts at sqrt(H), where logits equal those of
+      'rms'.  None: no norm.
+    encoding: the position encoding, which rotates queries and keys after their norm, or adds a bias to the logits; see
+      `attnlab.layers.positions`.
+    sinks: adds a learned logit per head, `sinks` [N], to the sum of the softmax; it starts at zero.
+    dropout_rate: dropout rate of attention weights.
+    dtype: dtype of the computation; None: inputs and parameters are promoted.
+    param_dtype, kernel_init, bias_init: as in Flax.
+    out_init: initialiser of the kernel of `out`; None: `kernel_init`.
     implementation: as in `attnlab.dot_product_attention`.
-    cache_length: S, how many tokens the collection `cache` holds; 0 for none.  Then self-attention is from tokens at
-      `query_positions` of the rules, each of which is also its slot, to all that the cache holds after them; one whose
-      position is negative or from S on is not kept.  Attention to `keys` projects them in the first call alone.
+    cache_length: the number of tokens that the collection `cache` holds; 0: no cache.  With a cache, self-attention
+      writes the keys and values of each token to the cache at its position, given by `query_positions` of the mask, and
+      attends to the whole cache.  A token whose position is negative or at least `cache_length` is not written.
+      Attention to `keys` projects them in the first call only.
 
-    Where the collection `intermediates` is mutable, the weights are sown there as `attention_weights` [B, N, T, S].
+    If the collection `intermediates` is mutable, the weights are sown there as `attention_weights` [B, N, T, S].
     """
 
     heads: int
@@ -86,65 +95,68 @@ class MultiHeadAttention(nn.Module):
         deterministic: bool = True,
         return_weights: bool = False,
     ) -> Float[Array, '*B T out'] | tuple[Array, Array]:
-        """Attends from `queries` to `keys`, or to the queries themselves.
+        """Attend from `queries` to `keys`, or to the queries themselves.
 
         Args:
           queries: [B, T, D].
-          keys: [B, S, C], where keys and values are made from; `queries` if None.
-          mask: boolean, True attends, broadcastable to [B, N, T, S]; or one of `attnlab.kernels.masks`.
-          bias: added to the logits, broadcastable to [B, N, T, S], in place of a learned bias of the encoding.
-          positions: [B, T] or [1, T] int, of the tokens of self-attention: causality, windows and the encoding compare
-            them.  The mask may carry positions instead, those of queries and keys apart; without any, tokens stand at
-            their row and column numbers.
+          keys: [B, S, C], the input of the key and value projections; None: `queries`.
+          mask: boolean, True attends, broadcastable to [B, N, T, S]; or an `attnlab.kernels.masks.Mask`.
+          bias: added to the logits, broadcastable to [B, N, T, S]; replaces the learned bias of the encoding.
+          positions: [B, T] or [1, T] int, the positions of the tokens in self-attention, which causality, windows and
+            the encoding compare.  The mask can hold positions instead, different ones for queries and keys.  With
+            neither, the position of a token is its index.
           deterministic: no dropout; otherwise it draws from the `dropout` stream of rngs.
-          return_weights: also the weights, which only dense gives: whatever `implementation` says, it is dense then.
+          return_weights: also return the weights, which only the implementation 'dense' computes; it then replaces
+            `implementation`.
 
         Returns:
-          [B, T, out], or with its weights [B, N, T, S], before dropout.
+          The output [B, T, out], or (output, weights [B, N, T, S] before dropout).
 
         Raises:
-          ValueError: for sizes, names and rates that do not fit, naming what came and what was expected.
+          ValueError: if a size, name or rate is not valid, or positions are missing or given twice.
         """
-        self._check(queries, keys)
+        self._check_shapes(queries, keys)
         if keys is not None and positions is not None:
-            raise ValueError('positions are those of self-attention; with keys, expected them in the rules of mask')
+            raise ValueError('positions apply to self-attention only; with keys, expected positions in the mask')
         N, K = self.heads, self._kv_heads
         H = queries.shape[-1] // N if self.head_width is None else self.head_width
         dense = functools.partial(
             nn.DenseGeneral, use_bias=self.use_bias, dtype=self.dtype, param_dtype=self.param_dtype,
             kernel_init=self.kernel_init, bias_init=self.bias_init,
         )  # fmt: skip
-        query, scale = self._normed(dense((N, H), name='query')(queries), 'query')
-        here, there = _positions(mask, positions)
-        query = self.encoding.rotate(query, here)
+        query, scale = self._normalised(dense((N, H), name='query')(queries), 'query')
+        query_positions, key_positions = _query_and_key_positions(mask, positions)
+        query = self.encoding.rotate(query, query_positions)
 
-        def project(memory: AnyArray, at: AnyArray | None) -> tuple[Array, Array]:
-            key, _ = self._normed(dense((K, H), name='key')(memory), 'key')
-            return self.encoding.rotate(key, at), dense((K, H), name='value')(memory)
+        def project(memory: AnyArray, memory_positions: AnyArray | None) -> tuple[Array, Array]:
+            key, _ = self._normalised(dense((K, H), name='key')(memory), 'key')
+            return self.encoding.rotate(key, memory_positions), dense((K, H), name='value')(memory)
 
         if keys is not None:
-            key, value = self._once(functools.partial(project, keys, there))
+            key, value = self._cached_memory(functools.partial(project, keys, key_positions))
         elif self.cache_length:
-            key, value = self._remembered(*project(queries, here), here)
+            key, value = self._write_cache(*project(queries, query_positions), query_positions)
         else:
-            key, value = project(queries, there)
+            key, value = project(queries, key_positions)
         if bias is None:
             bidirectional = not (isinstance(mask, Mask) and mask.is_causal)
-            bias = self.encoding.bias(N, (query.shape[1], key.shape[1]), (here, there), bidirectional)
-        rate = _rate(self.dropout_rate, deterministic)
-        # Without the stream flax would draw from that of the parameters, if there is one.
-        draws = rate > 0.0 and (self.has_rng('dropout') or self.is_initializing())
-        sown = self.is_mutable_collection('intermediates') and not self.is_initializing()
+            lengths = query.shape[1], key.shape[1]
+            bias = self.encoding.bias(N, lengths, (query_positions, key_positions), bidirectional)
+        rate = _effective_rate(self.dropout_rate, deterministic)
+        # Without a `dropout` stream, Flax's make_rng would draw from the stream of the parameters, if there is one.
+        has_dropout_rng = rate > 0.0 and (self.has_rng('dropout') or self.is_initializing())
+        sow_weights = self.is_mutable_collection('intermediates') and not self.is_initializing()
+        needs_weights = return_weights or sow_weights
         attended = dot_product_attention(
             query, key, value, bias, mask, scale=scale, query_positions=positions, key_positions=positions,
             sinks=self.param('sinks', nn.initializers.zeros, (N,), self.param_dtype) if self.sinks else None,
-            alibi_slopes=self.encoding.slopes(N),
-            dropout_rate=rate, dropout_rng=self.make_rng('dropout') if draws else None,
-            implementation=_with_weights(self.implementation) if return_weights or sown else self.implementation,
-            return_weights=return_weights or sown,
+            alibi_slopes=self.encoding.alibi_slopes(N),
+            dropout_rate=rate, dropout_rng=self.make_rng('dropout') if has_dropout_rng else None,
+            implementation=_weights_implementation(self.implementation) if needs_weights else self.implementation,
+            return_weights=needs_weights,
         )  # fmt: skip
-        output, weights = _parts(attended)
-        if sown:
+        output, weights = _split_output(attended)
+        if sow_weights:
             self.sow('intermediates', 'attention_weights', weights)
         out_features = queries.shape[-1] if self.out_features is None else self.out_features
         output = dense(out_features, axis=(-2, -1), name='out', kernel_init=self.out_init or self.kernel_init)(output)
@@ -154,8 +166,8 @@ class MultiHeadAttention(nn.Module):
     def _kv_heads(self) -> int:
         return self.heads if self.kv_heads is None else self.kv_heads
 
-    def _normed(self, x: Array, name: Literal['query', 'key']) -> tuple[Array, float | None]:
-        """Queries or keys after their norm, and the scale of their product."""
+    def _normalised(self, x: Array, name: Literal['query', 'key']) -> tuple[Array, float | None]:
+        """Return queries or keys after their norm, and the scale of the logits (None: the default)."""
         match self.qk_norm:
             case None:
                 return x, None
@@ -164,35 +176,36 @@ class MultiHeadAttention(nn.Module):
             case 'l2':
                 if name == 'key':
                     return l2_norm(x), 1.0
-                start = nn.initializers.constant(math.sqrt(x.shape[-1]))
-                scale = self.param('qk_scale', start, (), self.param_dtype)
-                # Into the queries, as some implementations take no scale that is learned.
+                init = nn.initializers.constant(math.sqrt(x.shape[-1]))
+                scale = self.param('qk_scale', init, (), self.param_dtype)
+                # The queries are multiplied by the scale, because some implementations take no learned scale.
                 return (l2_norm(x) * scale).astype(x.dtype), 1.0
             case _:
                 raise ValueError(f"qk_norm is {self.qk_norm!r}; expected 'l2', 'rms' or None")
 
-    def _once(self, project: Callable[[], tuple[Array, Array]]) -> tuple[Array, Array]:
-        """Keys and values of a memory that all calls attend to: with a cache, as they were in the first one."""
+    def _cached_memory(self, project: Callable[[], tuple[Array, Array]]) -> tuple[Array, Array]:
+        """Return the keys and values of a memory, which are the same in all calls; with a cache, of the first call."""
         return self.variable('cache', 'cached_memory', project).value if self.cache_length else project()
 
-    def _remembered(self, key: Array, value: Array, at: AnyArray | None) -> tuple[Array, Array]:
-        """All keys and values up to these [B, S, K, H], which go into the slots `at` [B, T]."""
-        if at is None:
-            raise ValueError('a cache needs to know where queries stand; expected query_positions in the rules of mask')
-        at = widen_integers('query_positions', at)
-        slots = jnp.where(at < 0, self.cache_length, at)  # a negative one would count from the end
+    def _write_cache(self, key: Array, value: Array, positions: AnyArray | None) -> tuple[Array, Array]:
+        """Write keys and values to the cache at `positions` [B, T]; return all cached ones [B, cache_length, K, H]."""
+        if positions is None:
+            raise ValueError('a cache needs the positions of queries; expected query_positions in the mask')
+        positions = widen_integers('query_positions', positions)
+        # A negative index would count from the end; an index of cache_length is dropped.
+        indices = jnp.where(positions < 0, self.cache_length, positions)
         row = jnp.arange(key.shape[0])[:, None]
 
-        def kept(name: str, new: Array) -> Array:
+        def write(name: str, new: Array) -> Array:
             shape = (new.shape[0], self.cache_length, *new.shape[2:])
-            stored = self.variable('cache', name, jnp.zeros, shape, new.dtype)
-            stored.value = stored.value.at[row, slots].set(new, mode='drop')
-            return stored.value
+            cached = self.variable('cache', name, jnp.zeros, shape, new.dtype)
+            cached.value = cached.value.at[row, indices].set(new, mode='drop')
+            return cached.value
 
-        return kept('cached_key', key), kept('cached_value', value)
+        return write('cached_key', key), write('cached_value', value)
 
-    def _check(self, queries: AnyArray, keys: AnyArray | None) -> None:
-        """Raises ValueError for heads and widths that make no head, and for inputs of another rank or batch."""
+    def _check_shapes(self, queries: AnyArray, keys: AnyArray | None) -> None:
+        """Raise ValueError if a size is not positive or does not divide, or an input has a wrong rank or batch size."""
         for name in ('heads', 'kv_heads', 'head_width', 'out_features'):
             size = getattr(self, name)
             if size is not None and size < 1:
@@ -228,86 +241,90 @@ def attention_fn(
     *,
     implementation: str | tuple[str, ...] | None = None,
 ) -> Float[Array, '*B T N Hv']:
-    """Our attention in place of flax's: `flax.linen.MultiHeadDotProductAttention(attention_fn=attention_fn)`.
+    """Replace Flax's attention: `flax.linen.MultiHeadDotProductAttention(attention_fn=attention_fn)`.
 
-    Takes what `flax.linen.dot_product_attention` takes, any number of batch axes and masks of numbers included, where
-    what is not zero attends.  It differs from it where `attnlab.dot_product_attention` differs from JAX's (a row under
-    a mask all over gives zero, and flax the mean), and in that
+    The arguments are those of `flax.linen.dot_product_attention`, including any number of batch axes and masks of
+    numbers, where nonzero attends.  The differences are those between `attnlab.dot_product_attention` and JAX's (a row
+    that is masked everywhere gives zero; Flax gives the mean), and the following:
 
-    - dropout is independent for every batch row and head, whatever `broadcast_dropout` says, which flax sets to True
-      unless told otherwise: flax drops the same weights in all of them;
-    - the softmax is float32 or wider, whatever `force_fp32_for_softmax` says, and so are the weights that are sown
-      where flax gives `module`; the output has the dtype that the inputs are promoted to, where flax, told to, gives
-      float32;
-    - a dropout rate outside [0, 1) is refused, `deterministic` or not.
+    - Dropout is independent for every batch row and head.  `broadcast_dropout` has no effect; its default in Flax is
+      True, which drops the same weights in all rows and heads.
+    - The softmax is float32 or wider; `force_fp32_for_softmax` has no effect.  The weights that are sown, if Flax
+      passes `module`, have the same dtype.  The output has the dtype that the inputs are promoted to, where Flax gives
+      float32 if `force_fp32_for_softmax` is set.
+    - A dropout rate outside [0, 1) raises an error, even if `deterministic`.
 
-    implementation: as in `attnlab.dot_product_attention`, to be set with `functools.partial`.
+    implementation: as in `attnlab.dot_product_attention`; set it with `functools.partial`.
 
     Raises:
-      NotImplementedError: for `precision` and the functions that stand for einsum, unless None.
+      NotImplementedError: if `precision` or a function in place of einsum is given.
       ValueError: as `attnlab.dot_product_attention`.
     """
-    for name, given in (
+    for name, argument in (
         ('precision', precision), ('einsum_dot_general', einsum_dot_general),
         ('qk_attn_weights_einsum', qk_attn_weights_einsum), ('attn_weights_value_einsum', attn_weights_value_einsum),
     ):  # fmt: skip
-        if given is not None:
-            raise NotImplementedError(f'{name} is {given!r}: implementations choose their own products; expected None')
+        if argument is not None:
+            raise NotImplementedError(f'{name} is {argument!r}, which no implementation supports; expected None')
     query, key, value = promote_dtype(query, key, value, dtype=dtype)
-    lead = query.shape[:-3]
-    if not lead == key.shape[:-3] == value.shape[:-3]:
+    batch_shape = query.shape[:-3]
+    if not batch_shape == key.shape[:-3] == value.shape[:-3]:
         shapes = query.shape, key.shape, value.shape
         raise ValueError(f'query, key, value have shapes {shapes}; expected [*B, length, heads, width], the same *B')
     mask = None if mask is None else jnp.asarray(mask).astype(bool)
-    rate = _rate(dropout_rate, deterministic)
+    rate = _effective_rate(dropout_rate, deterministic)
     query, key, value = (x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
     attended = dot_product_attention(
-        query, key, value, _one_batch_axis('bias', bias, lead), _one_batch_axis('mask', mask, lead),
+        query, key, value, _flatten_batch('bias', bias, batch_shape), _flatten_batch('mask', mask, batch_shape),
         dropout_rate=rate, dropout_rng=dropout_rng if rate else None,
-        implementation=implementation if module is None else _with_weights(implementation),
+        implementation=implementation if module is None else _weights_implementation(implementation),
         return_weights=module is not None,
     )  # fmt: skip
-    output, weights = _parts(attended)
+    output, weights = _split_output(attended)
     if module is not None and weights is not None:
-        module.sow('intermediates', 'attention_weights', weights.reshape(*lead, *weights.shape[1:]))
-    return output.reshape(*lead, *output.shape[1:])
+        module.sow('intermediates', 'attention_weights', weights.reshape(*batch_shape, *weights.shape[1:]))
+    return output.reshape(*batch_shape, *output.shape[1:])
 
 
-def _one_batch_axis(name: str, x: AnyArray | None, lead: tuple[int, ...]) -> Array | None:
-    """[#B, #N, #T, #S] of what broadcasts to [*lead, N, T, S], axes in front missing or of size one."""
+def _flatten_batch(name: str, x: AnyArray | None, batch_shape: tuple[int, ...]) -> Array | None:
+    """Return [#B, #N, #T, #S] from x, which broadcasts to [*batch_shape, N, T, S]; leading axes may be missing."""
     if x is None:
         return None
     x = jnp.asarray(x)
-    missing = len(lead) + 3 - x.ndim
+    missing = len(batch_shape) + 3 - x.ndim
     shape = (1,) * missing + x.shape
-    batch, pairs = shape[: len(lead)], shape[len(lead) :]
-    if missing < 0 or any(have not in (1, want) for have, want in zip(batch, lead, strict=True)):
-        raise ValueError(f'{name} has shape {x.shape}; expected one that broadcasts to [*B, N, T, S] with *B = {lead}')
+    batch, pairs = shape[: len(batch_shape)], shape[len(batch_shape) :]
+    if missing < 0 or any(size not in (1, full_size) for size, full_size in zip(batch, batch_shape, strict=True)):
+        expected = f'one that broadcasts to [*B, N, T, S] with *B = {batch_shape}'
+        raise ValueError(f'{name} has shape {x.shape}; expected {expected}')
     x = x.reshape(shape)
     if math.prod(batch) != 1:
-        x = jnp.broadcast_to(x, (*lead, *pairs))
-    return x.reshape(math.prod(x.shape[: len(lead)]), *pairs)
+        x = jnp.broadcast_to(x, (*batch_shape, *pairs))
+    return x.reshape(math.prod(x.shape[: len(batch_shape)]), *pairs)
 
 
-def _positions(mask: AnyArray | Mask | None, positions: AnyArray | None) -> tuple[AnyArray | None, AnyArray | None]:
-    """Where queries and keys stand, as given or as the rules say; None for their row and column numbers."""
+def _query_and_key_positions(
+    mask: AnyArray | Mask | None, positions: AnyArray | None
+) -> tuple[AnyArray | None, AnyArray | None]:
+    """Return the positions of queries and keys: `positions` for both, or those of the mask; None: token indices."""
     if positions is not None:
         return positions, positions
     return (mask.query_positions, mask.key_positions) if isinstance(mask, Mask) else (None, None)
 
 
-def _rate(rate: float, deterministic: bool) -> float:
-    """The rate to drop at.  One out of range is refused even where nothing is dropped."""
+def _effective_rate(rate: float, deterministic: bool) -> float:
+    """Return the dropout rate, 0 if deterministic.  A rate out of range raises ValueError in both cases."""
     check_dropout_rate(rate)
     return 0.0 if deterministic else rate
 
 
-def _parts(attended: Array | tuple[Array, ...]) -> tuple[Array, Array | None]:
-    """The output, and the weights where they were asked for."""
+def _split_output(attended: Array | tuple[Array, ...]) -> tuple[Array, Array | None]:
+    """Return the output, and the weights or None."""
     return (attended[0], attended[1]) if isinstance(attended, tuple) else (attended, None)
 
 
-def _with_weights(implementation: str | tuple[str, ...] | None) -> str:
+def _weights_implementation(implementation: str | tuple[str, ...] | None) -> str:
+    """Return 'dense', the implementation that returns weights; log it if another one was requested."""
     if implementation not in (None, 'dense', 'xla'):
-        logging.info('attention weights are asked for: dense, which has them, takes the place of %s', implementation)
+        logging.info("attention weights are requested: the implementation is 'dense' in place of %s", implementation)
     return 'dense'

@@ -1,8 +1,8 @@
-"""Position encodings: one class each, in a table at the end, for text and for images.
+"""Position encodings for text and images: one class for each, and a table of them, `ENCODINGS`, at the end.
 
-To add an encoding, write a subclass of `PositionEncoding` and add it to `ENCODINGS`: its name becomes a value of the
-config field `positions`, and every model that has positions takes it. The functions behind them, which have no
-parameters, are in `attnlab.kernels.positions` and `attnlab.kernels.rotary`.
+To add an encoding, write a subclass of `PositionEncoding` and add it to `ENCODINGS`.  Its name is then a value of the
+config field `positions`, and every model with positions supports it.  The functions without parameters that the
+encodings use are in `attnlab.kernels.positions` and `attnlab.kernels.rotary`.
 """
 
 import dataclasses
@@ -25,51 +25,57 @@ from attnlab.kernels.positions import (
 from attnlab.kernels.rotary import RotaryLayout, RotaryScaling, rotary_encoding, rotary_encoding_2d
 
 Grid = tuple[int, int]
-"""(rows, columns) of the tokens of an image, which are in row-major order."""
+"""(rows, columns) of the tokens of an image; tokens are in row-major order."""
 
 Positions = Int[ArrayLike, '*#B T']
+"""The position of each token, [B, T], [1, T] or [T]."""
+
+
+def positions_or_indices(positions: Positions | None, length: int) -> Positions:
+    """Return `positions`, or the token indices 0, 1, .. length - 1 as [1, length] if they are None."""
+    return jnp.arange(length)[None] if positions is None else positions
 
 
 @dataclasses.dataclass(frozen=True)
 class PositionEncoding:
-    """The interface of position encodings, with methods that do nothing.
+    """The interface of position encodings.  The methods of this base class do nothing.
 
-    The methods are called inside of a Flax module (`nn.compact`); parameters of the encoding become parameters of that
-    module. Positions of None stand for 0, 1, .. T - 1.
+    The methods are called in a Flax module (`nn.compact`), and the parameters of the encoding become parameters of that
+    module.  Positions of None stand for the token indices 0, 1, .. T - 1.
 
-    grid: None for text. For an image, the last rows * columns tokens are those of the grid; the tokens before them,
-      such as a class token, have no place in it.
+    grid: (rows, columns) of the tokens of an image; None for text.  The grid is the last rows * columns tokens; the
+      tokens before it, such as a class token, have no place in it.
     """
 
     supports_images: ClassVar[bool] = False
-    """Whether there is a form for images."""
+    """Whether the encoding has a form for images."""
 
     acts_in_attention: ClassVar[bool] = False
-    """Whether the encoding acts in attention, so that other mixers cannot have it."""
+    """Whether the encoding acts in attention, and so needs the mixer 'attention'."""
 
     grid: Grid | None = dataclasses.field(default=None, kw_only=True)
 
     @classmethod
     def from_config(cls, config: BlockConfig, grid: Grid | None) -> 'PositionEncoding':
-        """The encoding with the hyperparameters of a config."""
+        """Return the encoding with the hyperparameters of a config."""
         return cls(grid=grid)
 
     @property
-    def longest(self) -> int | None:
-        """The most positions that a text may have; None: no limit."""
+    def max_length(self) -> int | None:
+        """Maximum number of positions in a text; None: no limit."""
         return None
 
-    def codes(
+    def position_embeddings(
         self, x: Float[Array, 'B T D'], positions: Positions | None = None, prefix: int = 0
     ) -> Float[Array, '#B length D'] | None:
-        """What is added to the embeddings x; None: nothing.
+        """Return the array to add to the token embeddings x; None: nothing is added.
 
-        prefix: number of tokens in front of x that are added to as well; the codes then have prefix + T rows.
+        prefix: number of tokens before x that also get position embeddings; the result has prefix + T rows.
         """
         return None
 
     def rotate(self, x: Float[Array, 'B T N H'], positions: Positions | None = None) -> Float[Array, 'B T N H']:
-        """Queries or keys x, changed by their positions."""
+        """Return queries or keys x [B, T, N, H], transformed by their positions."""
         return x
 
     def bias(
@@ -79,29 +85,32 @@ class PositionEncoding:
         positions: tuple[Positions | None, Int[ArrayLike, '*#B S'] | None],
         bidirectional: bool,
     ) -> Float[Array, 'b N T S'] | None:
-        """A learned bias of the attention logits; None: no bias.
+        """Return the bias of the attention logits, [1, N, T, S] or [B, N, T, S]; None: no bias.
 
-        lengths, positions: (T, S), and the positions of (queries, keys).  bidirectional: whether keys may stand after
-        the query.
+        Args:
+          heads: N.
+          lengths: (T, S).
+          positions: the positions of queries [B, T] and of keys [B, S].
+          bidirectional: whether queries attend to later keys.
         """
         return None
 
-    def slopes(self, heads: int) -> Float[Array, ' N'] | None:
-        """The slope of each head, by which attention logits fall with the distance; None: no such bias."""
+    def alibi_slopes(self, heads: int) -> Float[Array, ' N'] | None:
+        """Return the slope [N] at which each head's logits decrease with the distance; None: no such bias."""
         return None
 
 
 class NoEncoding(PositionEncoding):
-    """No positions: the order of tokens shows in a causal mask alone, and on a grid not at all."""
+    """No positions: only a causal mask distinguishes the order of tokens; on a grid nothing does."""
 
     supports_images = True
 
 
 @dataclasses.dataclass(frozen=True)
 class LearnedEncoding(PositionEncoding):
-    """A table of codes that are added to the embeddings.
+    """A learned table of position embeddings.
 
-    size: rows of the table; with a grid it has one for each token.
+    size: the number of rows of the table; with a grid the table has one row for each token instead.
     """
 
     supports_images = True
@@ -110,15 +119,18 @@ class LearnedEncoding(PositionEncoding):
 
     @classmethod
     def from_config(cls, config: BlockConfig, grid: Grid | None) -> PositionEncoding:
+        """Return the encoding; the size of the table is the `context` of a model of text."""
         return cls(config.context if isinstance(config, TextConfig) else 0, grid=grid)
 
     @property
-    def longest(self) -> int | None:
+    def max_length(self) -> int | None:
+        """The size of the table; None on a grid."""
         return None if self.grid else self.size
 
-    def codes(
+    def position_embeddings(
         self, x: Float[Array, 'B T D'], positions: Positions | None = None, prefix: int = 0
     ) -> Float[Array, '#B length D'] | None:
+        """Return the rows of the table for the positions."""
         length, D = prefix + x.shape[1], x.shape[2]
         table = PositionTable(length if self.grid else self.size, D, name='positions')
         return table(length)[None] if positions is None else table(positions)
@@ -126,25 +138,32 @@ class LearnedEncoding(PositionEncoding):
 
 @dataclasses.dataclass(frozen=True)
 class SinusoidalEncoding(PositionEncoding):
-    """Sines and cosines that are added to the embeddings (Vaswani et al. 2017); half of them for rows on a grid."""
+    """Sines and cosines of the position, added to the embeddings (Vaswani et al. 2017).
+
+    On a grid, half of the channels encode the row and half the column.
+    """
 
     supports_images = True
 
-    def codes(
+    def position_embeddings(
         self, x: Float[Array, 'B T D'], positions: Positions | None = None, prefix: int = 0
     ) -> Float[Array, '#B length D'] | None:
+        """Return the sines and cosines; on a grid, zeros for the prefix."""
         T, D = x.shape[1:]
         if self.grid is None:
-            return sinusoidal_encoding(jnp.arange(T)[None] if positions is None else positions, D)
+            return sinusoidal_encoding(positions_or_indices(positions, T), D)
         codes = sinusoidal_encoding_2d(*self.grid, D).astype(x.dtype)
         return jnp.concatenate([jnp.zeros((prefix, D), x.dtype), codes])[None]
 
 
 @dataclasses.dataclass(frozen=True)
 class RotaryEncoding(PositionEncoding):
-    """Queries and keys turn by their positions (Su et al. 2021); on a grid, half of the channels turn by the row.
+    """Rotation of queries and keys by their positions (Su et al. 2021).
 
-    The fields are those of `attnlab.kernels.rotary.rotary_encoding`; on a grid, `rotary_2d` has a base and a layout alone.
+    On a grid, half of the channels rotate by the row and half by the column.
+
+    The fields are the arguments of `attnlab.kernels.rotary.rotary_encoding`.  On a grid, only `base` and `layout` are
+    used, the arguments of `rotary_encoding_2d`.
     """
 
     supports_images = True
@@ -157,9 +176,11 @@ class RotaryEncoding(PositionEncoding):
 
     @classmethod
     def from_config(cls, config: BlockConfig, grid: Grid | None) -> PositionEncoding:
+        """Return the encoding with the `rotary_base` of a config."""
         return cls(config.rotary_base, grid=grid)
 
     def rotate(self, x: Float[Array, 'B T N H'], positions: Positions | None = None) -> Float[Array, 'B T N H']:
+        """Return the rotated queries or keys; tokens before a grid are not rotated."""
         if self.grid is None:
             positions = jnp.arange(x.shape[1]) if positions is None else positions
             return rotary_encoding(
@@ -167,23 +188,26 @@ class RotaryEncoding(PositionEncoding):
             )
         rows, columns = self.grid
         prefix = x.shape[1] - rows * columns
-        turned = rotary_encoding_2d(x[:, prefix:], rows, columns, base=self.base, layout=self.layout)
-        return jnp.concatenate([x[:, :prefix], turned], axis=1) if prefix else turned
+        rotated = rotary_encoding_2d(x[:, prefix:], rows, columns, base=self.base, layout=self.layout)
+        return jnp.concatenate([x[:, :prefix], rotated], axis=1) if prefix else rotated
 
 
 @dataclasses.dataclass(frozen=True)
 class AlibiEncoding(PositionEncoding):
-    """Attention logits that fall linearly with the distance, by a slope for each head (Press et al. 2022)."""
+    """ALiBi: attention logits decrease linearly with the distance, at a fixed slope per head (Press et al. 2022)."""
 
     acts_in_attention = True
 
-    def slopes(self, heads: int) -> Float[Array, ' N'] | None:
+    def alibi_slopes(self, heads: int) -> Float[Array, ' N'] | None:
+        """Return the slope of each head [N]."""
         return alibi_slopes(heads)
 
 
 @dataclasses.dataclass(frozen=True)
 class RelativeEncoding(PositionEncoding):
-    """A learned bias of the distance (Raffel et al. 2020): a table `relative_bias` in each layer, where they share one.
+    """A learned bias for each distance bucket and head (Raffel et al. 2020).
+
+    Each layer has a table `relative_bias` of its own; the paper shares one between all layers.
 
     buckets, max_distance: as in `attnlab.kernels.positions.relative_position_buckets`.
     """
@@ -200,29 +224,31 @@ class RelativeEncoding(PositionEncoding):
         positions: tuple[Positions | None, Int[ArrayLike, '*#B S'] | None],
         bidirectional: bool,
     ) -> Float[Array, 'b N T S'] | None:
-        queries, keys = (
-            jnp.arange(length)[None] if at is None else at for length, at in zip(lengths, positions, strict=True)
-        )
+        """Return the bias of the attention logits."""
+        query_positions, key_positions = map(positions_or_indices, positions, lengths)
         bias = RelativePositionBias(heads, self.buckets, self.max_distance, bidirectional, name='relative_bias')
-        return bias(queries, keys)
+        return bias(query_positions, key_positions)
 
 
 class AddPositionEmbeddings(nn.Module):
-    """Embeddings plus the codes of an encoding; parameters of the encoding are those of this module."""
+    """Adds the position embeddings of an encoding, whose parameters become parameters of this module."""
 
     encoding: PositionEncoding
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B T D'], positions: Positions | None = None) -> Float[Array, 'B T D']:
-        codes = self.encoding.codes(x, positions)
-        return x if codes is None else x + codes
+        """Return the token embeddings x [B, T, D] with the position embeddings added, if the encoding has any."""
+        embeddings = self.encoding.position_embeddings(x, positions)
+        return x if embeddings is None else x + embeddings
 
 
 class PositionTable(nn.Module):
-    """A table [size, D], one learned row a position (Gehring et al. 2017; Devlin et al. 2019; Dosovitskiy et al. 2021).
+    """A table [size, D] with one learned row for each position.
 
-    For a grid of rows x columns tokens, size is rows * columns and token t, in row t // columns and column
-    t % columns, takes row t of the table.
+    Sources: Gehring et al. 2017; Devlin et al. 2019; Dosovitskiy et al. 2021.
+
+    For a grid of rows x columns tokens, size is rows * columns: token t, in row t // columns and column t % columns,
+    has row t of the table.
     """
 
     size: int
@@ -230,14 +256,14 @@ class PositionTable(nn.Module):
 
     @nn.compact
     def __call__(self, positions: int | Int[ArrayLike, '*P']) -> Float[Array, '*P D']:
-        """The rows of these positions [*P, D]; a Python number T stands for 0, 1, .. T - 1.
+        """Return the rows of the positions [*P, D]; a Python int T stands for the positions 0, 1, .. T - 1.
 
-        A position whose value is known while tracing is checked here.  One that is an argument of a compiled function
-        cannot be: the code that makes positions (batches, the decoding loop) checks them against `size`.  A position
-        outside the table gives NaN, which shows in the loss, and not the nearest row or, for -1, the last one.
+        Positions that are known while tracing are checked here.  Traced positions cannot be: the code that makes them
+        (batches, the decoding loop) checks them against `size`.  A traced position outside the table gives NaN, which
+        shows in the loss; JAX's default would give the nearest row, or the last one for -1.
 
         Raises:
-          ValueError: for a length or a position outside the table, naming it and the table's size.
+          ValueError: if a length or a known position is outside the table, or the positions are not integers.
         """
         table = self.param('table', nn.initializers.normal(0.02), (self.size, self.features), jnp.float32)
         if isinstance(positions, int):
@@ -254,9 +280,9 @@ class PositionTable(nn.Module):
 
 
 class RelativePositionBias(nn.Module):
-    """One learned number a head and bucket of distances (Raffel et al. 2020, section 2.1), as the bias of attention.
+    """A learned attention bias for each distance bucket and head (Raffel et al. 2020, section 2.1).
 
-    It is an array of T S N numbers; ALiBi and rotary positions take no such memory.
+    The bias is an array of T * S * N numbers.  ALiBi and rotary positions need no array of that size.
     """
 
     heads: int
@@ -268,7 +294,7 @@ class RelativePositionBias(nn.Module):
     def __call__(
         self, query_positions: Int[ArrayLike, '*#B T'], key_positions: Int[ArrayLike, '*#B S']
     ) -> Float[Array, 'b N T S']:
-        """Positions [T] and [S] give [1, N, T, S], positions [B, T] and [B, S] give [B, N, T, S]."""
+        """Return the bias: [1, N, T, S] for positions [T] and [S], [B, N, T, S] for positions [B, T] and [B, S]."""
         bucket = relative_position_buckets(
             query_positions, key_positions,
             buckets=self.buckets, max_distance=self.max_distance, bidirectional=self.bidirectional,
@@ -280,23 +306,29 @@ class RelativePositionBias(nn.Module):
 
 
 def _check_range(positions: np.ndarray, size: int) -> None:
-    """Raises ValueError naming the first position outside 0 .. size - 1."""
+    """Raise ValueError if a position is outside 0 .. size - 1, with the first such position."""
     outside = positions[(positions < 0) | (positions >= size)]
     if outside.size:
         raise ValueError(f'position {outside[0]} is outside the position table; expected 0 .. {size - 1}')
 
 
 class CachePositions(nn.Module):
-    """Positions of new tokens, which continue after the `length` [B] tokens already in the cache."""
+    """Positions of new tokens, which continue after the `length` [B] tokens already in the cache.
+
+    cache_length: the number of tokens that the cache can hold.
+    """
 
     cache_length: int
 
     @nn.compact
     def __call__(self, token_mask: Bool[Array, 'B T']) -> Mask:
-        """A causal mask from the positions of real tokens (-1 for padding) to the slots of the cache."""
+        """Return a causal mask from new tokens to the tokens in the cache, and add the new tokens to `length`.
+
+        The query positions [B, T] of the mask are those of the real tokens, and -1 for padding.
+        """
         length = self.variable('cache', 'length', jnp.zeros, token_mask.shape[:1], jnp.int32)
-        after = length.value[:, None] + jnp.cumsum(token_mask, axis=1, dtype=jnp.int32)
-        positions = jnp.where(token_mask, after - 1, -1)
+        new_lengths = length.value[:, None] + jnp.cumsum(token_mask, axis=1, dtype=jnp.int32)
+        positions = jnp.where(token_mask, new_lengths - 1, -1)
         length.value = length.value + jnp.sum(token_mask, axis=1, dtype=jnp.int32)
         return causal_mask(positions, jnp.arange(self.cache_length)[None])
 
@@ -309,20 +341,21 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     'relative': RelativeEncoding,
     'none': NoEncoding,
 }
-"""Encodings by the value of the config field `positions`."""
+"""Position encodings by the value of the config field `positions`."""
 
 
 def make_position_encoding(config: BlockConfig, grid: Grid | None = None) -> PositionEncoding:
-    """The encoding that a config names, for the tokens of a text or of an image.
+    """Return the encoding that `config.positions` names, for text, or for the `grid` of an image.
 
-    Raises ValueError for a name that is not in `ENCODINGS`, for an encoding that has no form for images, and for one
-    that acts in attention where the config has another mixer.
+    Raises:
+      ValueError: if the name is not in `ENCODINGS`, the encoding has no form for images, or the encoding acts in
+        attention and the config has another mixer.
     """
     encoding = ENCODINGS.get(config.positions)
     if encoding is None or grid and not encoding.supports_images:
-        allowed = [repr(name) for name, one in ENCODINGS.items() if one.supports_images or not grid]
-        where = ' for the tokens of an image' if grid else ''
-        raise ValueError(f'positions is {config.positions!r}; expected {", ".join(allowed)}{where}')
+        allowed = [repr(name) for name, cls in ENCODINGS.items() if cls.supports_images or not grid]
+        purpose = ' for the tokens of an image' if grid else ''
+        raise ValueError(f'positions is {config.positions!r}; expected {", ".join(allowed)}{purpose}')
     if encoding.acts_in_attention and config.mixer != 'attention':
         raise ValueError(f'positions is {config.positions!r}, which acts in attention, but mixer is {config.mixer!r}')
     return encoding.from_config(config, grid)

@@ -1,4 +1,4 @@
-"""Recurrent cells and their run over a padded sequence."""
+"""Recurrent cells, and recurrent layers over padded sequences."""
 
 from functools import partial
 from typing import Any, Literal
@@ -11,16 +11,19 @@ from jaxtyping import Array, Bool, Float
 from attnlab.kernels import mesh_axes
 
 CellState = Any
-"""What a cell carries: [B, D] for a GRU, (cell, output), both [B, D], for an LSTM."""
+"""The state of a cell: [B, D] for a GRU; (memory cell, output), both [B, D], for an LSTM."""
 
 CellKind = Literal['gru', 'lstm']
 
 
 class GRUCell(nn.Module):
-    """Gated recurrent unit (Cho et al. 2014), with the reset gate behind the product as in cuDNN, PyTorch and Flax.
+    """Gated recurrent unit (Cho et al. 2014), with the reset gate after the matrix product.
 
-    Two matrix products a step, [*, 3D] each, where `flax.linen.GRUCell` has six: gates in the order r, z, n.
-    original: the reset gate before the product, which takes a third one, and no biases (Bahdanau et al. 2015, A.1.1).
+    cuDNN, PyTorch and Flax do the same.  A step has two matrix products, [*, 3D] each, where `flax.linen.GRUCell` has
+    six; the gates are in the order r, z, n.
+
+    original: applies the reset gate before the matrix product, which then needs a third product, and has no biases
+      (Bahdanau et al. 2015, appendix A.1.1).
     """
 
     features: int
@@ -28,34 +31,41 @@ class GRUCell(nn.Module):
 
     @nn.compact
     def __call__(self, state: Float[Array, 'B D'], inputs: Float[Array, 'B I']) -> Float[Array, 'B D']:
-        """One step: the state before it [B, D] and its input [B, I] give the state after it [B, D]."""
+        """Return the state [B, D] after one step, from the state before it [B, D] and the input [B, I]."""
         dense = partial(nn.Dense, use_bias=not self.original)
-        gates = 2 if self.original else 3
+        state_gates = 2 if self.original else 3
         from_input = dense(3 * self.features, name='input')(inputs)
-        from_state = dense(gates * self.features, name='hidden', kernel_init=orthogonal_per_gate(gates))(state)
-        (xr, xz, xn), (hr, hz, *hn) = jnp.split(from_input, 3, axis=-1), jnp.split(from_state, gates, axis=-1)
+        from_state = dense(
+            state_gates * self.features, name='hidden', kernel_init=orthogonal_per_gate(state_gates)
+        )(state)  # fmt: skip
+        xr, xz, xn = jnp.split(from_input, 3, axis=-1)
+        hr, hz, *hn = jnp.split(from_state, state_gates, axis=-1)
         r, z = nn.sigmoid(xr + hr), nn.sigmoid(xz + hz)
         if self.original:
-            recalled = dense(self.features, name='candidate', kernel_init=nn.initializers.orthogonal())(r * state)
+            reset_state = dense(self.features, name='candidate', kernel_init=nn.initializers.orthogonal())(r * state)
         else:
-            recalled = r * hn[0]
-        n = jnp.tanh(xn + recalled)
+            reset_state = r * hn[0]
+        n = jnp.tanh(xn + reset_state)
         return n + z * (state - n)
 
 
-def orthogonal_per_gate(count: int) -> nn.initializers.Initializer:
-    """`count` orthogonal [D, D] matrices side by side, one a gate."""
+def orthogonal_per_gate(gates: int) -> nn.initializers.Initializer:
+    """Return an initialiser of `gates` orthogonal [D, D] matrices side by side, one for each gate."""
 
     def init(key, shape, dtype=jnp.float32):
-        one = nn.initializers.orthogonal()
-        width = shape[1] // count
-        return jnp.concatenate([one(k, (shape[0], width), dtype) for k in jax.random.split(key, count)], axis=1)
+        orthogonal = nn.initializers.orthogonal()
+        gate_shape = shape[0], shape[1] // gates
+        matrices = [orthogonal(gate_key, gate_shape, dtype) for gate_key in jax.random.split(key, gates)]
+        return jnp.concatenate(matrices, axis=1)
 
     return init
 
 
 class RecurrentCell(nn.Module):
-    """A GRU or an LSTM cell behind one signature: (state, inputs) -> state; `original` as in `GRUCell`."""
+    """A GRU or an LSTM cell with one signature: (state, inputs) -> state.
+
+    original: as in `GRUCell`; an LSTM has no such variant.
+    """
 
     kind: CellKind
     features: int
@@ -63,6 +73,7 @@ class RecurrentCell(nn.Module):
 
     @nn.compact
     def __call__(self, state: CellState, inputs: Float[Array, 'B I']) -> CellState:
+        """Return the state after one step.  Raises ValueError if the kind is unknown."""
         match self.kind:
             case 'gru':
                 return GRUCell(self.features, self.original, name='gru')(state, inputs)
@@ -73,20 +84,22 @@ class RecurrentCell(nn.Module):
 
 
 def cell_output(state: CellState) -> Float[Array, 'B D']:
-    """What the rest of the network sees of a state."""
+    """Return the output [B, D] of a cell in this state, which other layers read."""
     return state[1] if isinstance(state, tuple) else state
 
 
 def state_from_output(kind: CellKind, output: Float[Array, 'B D']) -> CellState:
-    """A state that shows `output`; the memory cell of an LSTM starts there too."""
+    """Return a state with this output [B, D]; the memory cell of an LSTM has the same values."""
     return (output, output) if kind == 'lstm' else output
 
 
 class RecurrentLayer(nn.Module):
-    """One direction of one layer over a padded sequence.
+    """One recurrent layer in one direction over padded sequences.
 
-    Padding holds the state still: what stands there changes nothing, the state after the last step is the one after
-    the last real token, and a reverse run, which meets the padding first, starts at the last real token.
+    Padding leaves the state unchanged: the values in padding have no effect, and the state after the last step is the
+    state after the last real token.  A reverse layer meets the padding first, so it starts at the last real token.
+
+    original: as in `GRUCell`.
     """
 
     kind: CellKind
@@ -98,42 +111,53 @@ class RecurrentLayer(nn.Module):
     def __call__(
         self,
         inputs: Float[Array, 'B S I'],
-        mask: Bool[Array, 'B S'],
+        token_mask: Bool[Array, 'B S'],
         state: CellState | None = None,
         starts: Bool[Array, 'B S'] | None = None,
     ) -> tuple[Float[Array, 'B S D'], CellState]:
-        """The outputs [B, S, D] and the state after the last token.
+        """Return the outputs [B, S, D] and the state after the last token.
 
-        mask: [B, S], True on tokens.  state: the one before the first token; zeros if None.
-        starts: [B, S], True on tokens before which the state is that first one again.
+        Args:
+          inputs: [B, S, I].
+          token_mask: [B, S], True for real tokens.
+          state: the state before the first token; None: zeros.
+          starts: [B, S], True for the first token of each new sequence, before which the state is reset to the state
+            before the first token of the row.
         """
         zeros = state_from_output(self.kind, jnp.zeros((inputs.shape[0], self.features), inputs.dtype))
-        first = zeros if state is None else state
-        choose = lambda at, one, other: jax.tree.map(lambda x, y: jnp.where(at[:, None], x, y), one, other)
+        initial_state = zeros if state is None else state
 
-        def step(cell, state, x):
-            inputs, mask, *starts = x
-            before = choose(starts[0], first, state) if starts else state
-            state = choose(mask, cell(before, inputs), before)
+        def select(rows, if_true, if_false):
+            return jax.tree.map(lambda x, y: jnp.where(rows[:, None], x, y), if_true, if_false)
+
+        def step(cell, state, step_inputs):
+            inputs, token_mask, *starts = step_inputs
+            before = select(starts[0], initial_state, state) if starts else state
+            state = select(token_mask, cell(before, inputs), before)
             return state, cell_output(state)
 
         scan = nn.scan(
             step, variable_broadcast='params', split_rngs={'params': False},
             in_axes=1, out_axes=1, reverse=self.reverse,
-            check_constancy_invariants=self.is_initializing(),  # a second trace, in which jax 0.12 takes no callback
+            # The check traces the loop a second time, and in that trace jax 0.12 does not support callbacks.
+            check_constancy_invariants=self.is_initializing(),
         )  # fmt: skip
-        along = (inputs, mask) if starts is None else (inputs, mask, starts)
-        # Their types inside of jax.shard_map: a state varies over the mesh axes of all that a step reads.
-        first = mesh_axes.match_varying_axes(first, along, self.variables)
-        last, outputs = scan(RecurrentCell(self.kind, self.features, self.original, name='cell'), first, along)
+        scanned = (inputs, token_mask) if starts is None else (inputs, token_mask, starts)
+        # In jax.shard_map, the state varies over the mesh axes of everything that a step reads.
+        initial_state = mesh_axes.match_varying_axes(initial_state, scanned, self.variables)
+        cell = RecurrentCell(self.kind, self.features, self.original, name='cell')
+        last, outputs = scan(cell, initial_state, scanned)
         return outputs, last
 
 
 class RecurrentEncoder(nn.Module):
-    """Layers of recurrence, one- or two-directional (two: outputs side by side, [B, S, 2D]).
+    """A stack of recurrent layers in one or two directions.
 
-    `reverse` reads from the last token to the first (Sutskever et al. 2014, section 3.3); the outputs stay in the
-    order of the inputs, so whatever attends to them needs no turning round.
+    bidirectional: both directions in each layer, whose outputs are concatenated to [B, S, 2D].
+    reverse: reads from the last token to the first (Sutskever et al. 2014, section 3.3).  The outputs stay in the order
+      of the inputs, so attention to them needs no reversal.
+    dropout: dropout rate between layers.
+    original: as in `GRUCell`.
     """
 
     kind: CellKind
@@ -146,19 +170,22 @@ class RecurrentEncoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, inputs: Float[Array, 'B S I'], mask: Bool[Array, 'B S'], deterministic: bool
+        self, inputs: Float[Array, 'B S I'], token_mask: Bool[Array, 'B S'], deterministic: bool
     ) -> tuple[Float[Array, 'B S C'], Float[Array, 'B C']]:
-        """inputs [B, S, I], mask [B, S]: the states [B, S, C] and the last of each direction [B, C]; C is D or 2D."""
+        """Return the states [B, S, C] of the last layer, and the last state of each of its directions [B, C].
+
+        C is D, or 2D with two directions.  token_mask: [B, S], True for real tokens.
+        """
         x, last = inputs, inputs[:, 0]
         for layer in range(self.layers):
             if layer:
                 x = nn.Dropout(self.dropout)(x, deterministic=deterministic)
             directions = (self.reverse, not self.reverse) if self.bidirectional else (self.reverse,)
-            names = {False: f'forward_{layer}', True: f'backward_{layer}'}
-            runs = [
-                RecurrentLayer(self.kind, self.features, way, self.original, name=names[way])(x, mask)
-                for way in directions
-            ]
-            x = jnp.concatenate([outputs for outputs, _ in runs], axis=-1)
-            last = jnp.concatenate([cell_output(state) for _, state in runs], axis=-1)
+            results = []
+            for reverse in directions:
+                name = f'backward_{layer}' if reverse else f'forward_{layer}'
+                recurrent = RecurrentLayer(self.kind, self.features, reverse, self.original, name=name)
+                results.append(recurrent(x, token_mask))
+            x = jnp.concatenate([outputs for outputs, _ in results], axis=-1)
+            last = jnp.concatenate([cell_output(state) for _, state in results], axis=-1)
         return x, last

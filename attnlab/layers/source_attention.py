@@ -1,4 +1,4 @@
-"""Attention from one decoder state to all source states."""
+"""Attention from a decoder state to the source states, for recurrent models."""
 
 from typing import Literal
 
@@ -13,11 +13,16 @@ ScoreFunction = Literal['additive', 'dot']
 
 
 class SourceAttention(nn.Module):
-    """f_att of a sequence-to-sequence decoder: a state looks at the source states and takes their weighted mean.
+    """Attention of a sequence-to-sequence decoder: the weighted mean of the source states for a decoder state s.
 
-    additive: v . tanh(W s + U h), the hidden layer `features` wide (Bahdanau et al. 2015, appendix A.1.2).
-    dot: (W s) . (U h) / sqrt(features) (Luong et al. 2015, section 3.1 "general", scaled as in Vaswani et al. 2017).
-    The source part U h is `keys`, computed once a sentence.
+    score: the function of a decoder state s and a source state h whose softmax gives the weights.
+      'additive': v . tanh(W s + U h), with a hidden layer of width `features` (Bahdanau et al. 2015, appendix A.1.2).
+      'dot': (W s) . (U h) / sqrt(features) (Luong et al. 2015, section 3.1 "general", with the scale of Vaswani et al.
+      2017).
+    features: H, the width of W s and U h.
+    use_bias: whether W s has a bias.
+
+    U h does not depend on the decoder state, so `project_keys` computes it once for each sentence.
     """
 
     score: ScoreFunction
@@ -25,6 +30,7 @@ class SourceAttention(nn.Module):
     use_bias: bool = True
 
     def setup(self) -> None:
+        """Create the projections.  Raises ValueError if the score is unknown."""
         self.query = nn.Dense(self.features, use_bias=self.use_bias)
         self.key = nn.Dense(self.features, use_bias=False)
         if self.score == 'additive':
@@ -32,8 +38,8 @@ class SourceAttention(nn.Module):
         elif self.score != 'dot':
             raise ValueError(f"score is {self.score!r}; expected 'additive' or 'dot'")
 
-    def keys(self, memory: Float[Array, 'B S C']) -> Float[Array, 'B S H']:
-        """The part of the score that no decoder state changes."""
+    def project_keys(self, memory: Float[Array, 'B S C']) -> Float[Array, 'B S H']:
+        """Return U h [B, S, H] for the source states [B, S, C]."""
         return self.key(memory)
 
     def __call__(
@@ -43,7 +49,14 @@ class SourceAttention(nn.Module):
         memory: Float[Array, 'B S C'],
         lengths: Int[Array, ' B'],
     ) -> tuple[Float[Array, 'B C'], Float[Array, 'B S']]:
-        """state [B, D], keys [B, S, H], memory [B, S, C], source lengths [B]: context [B, C] and weights [B, S]."""
+        """Return the context [B, C], and the weights [B, S].
+
+        Args:
+          state: [B, D], the decoder state s.
+          keys: [B, S, H], from `project_keys`.
+          memory: [B, S, C], the source states h.
+          lengths: [B], the number of real tokens in each source sentence.
+        """
         query = self.query(state)[:, None, None, :]
         key, value = keys[:, :, None, :], memory[:, :, None, :]
         if self.score == 'additive':

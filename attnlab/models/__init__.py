@@ -1,1 +1,1 @@
-"""Whole models, built of `attnlab.layers`."""
+"""Models, built from `attnlab.layers`."""

@@ -1,4 +1,4 @@
-"""A causal language model."""
+"""A causal Transformer language model."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -11,10 +11,11 @@ from attnlab.layers.positions import AddPositionEmbeddings, CachePositions, Posi
 
 
 class LanguageModel(nn.Module):
-    """Embedding [V, D], causal blocks, output [D, V] (Radford et al. 2019; with other configs LLaMA, Mixtral).
+    """Embedding [V, D], causal blocks, output matrix [D, V] (Radford et al. 2019; other configs give LLaMA or Mixtral).
 
-    vocabulary: V.  cache_length: tokens that the collection `cache` holds, 0: no cache.  With a cache, a call continues
-      after the tokens of earlier calls: see `attnlab.decode.cache`.
+    vocabulary: V, the size of the vocabulary.
+    cache_length: the number of tokens that the collection `cache` holds; 0: no cache.  With a cache, a call continues
+      after the tokens of earlier calls; see `attnlab.decode.cache`.
     """
 
     vocabulary: int
@@ -22,34 +23,39 @@ class LanguageModel(nn.Module):
     cache_length: int = 0
 
     def setup(self) -> None:
+        """Create the layers."""
         config = self.config
-        start = nn.initializers.normal(config.init or 0.02)
-        self.embedding = nn.Embed(self.vocabulary, config.width, embedding_init=start)
+        init = nn.initializers.normal(config.init or 0.02)
+        self.embedding = nn.Embed(self.vocabulary, config.width, embedding_init=init)
         self.place = AddPositionEmbeddings(self.encoding)
         self.drop = nn.Dropout(config.dropout)
         self.past = CachePositions(self.cache_length)
         self.stack = TransformerStack(config, self.encoding, cache_length=self.cache_length)
         if not config.tied:
-            self.output = nn.Dense(self.vocabulary, use_bias=False, dtype=compute_dtype(config), kernel_init=start)
+            self.output = nn.Dense(self.vocabulary, use_bias=False, dtype=compute_dtype(config), kernel_init=init)
 
     @property
     def encoding(self) -> PositionEncoding:
-        """The encoding of positions."""
+        """The position encoding."""
         return make_position_encoding(self.config)
 
     def __call__(
         self, tokens: Int[Array, 'B T'], segments: Int[Array, 'B T'] | None = None, deterministic: bool = True
     ) -> tuple[Float[Array, 'B T V'], dict[str, Array]]:
-        """Logits of the next token at each position, float32 or wider, and `aux` of the experts of each layer [L].
+        """Return the logits of the next token at each position [B, T, V], float32 or wider, and `aux`.
 
         Args:
-          tokens: [B, T], each from 0 to V - 1, which the code that makes batches checks; one outside gives NaN.
-          segments: [B, T], the document of each token, 0 in padding: a token sees its own document's past, positions
-            start from 0 in each, and padding does not count for experts.  One document a row if None.  With a cache
-            all real tokens continue the row's one document.
+          tokens: [B, T], ids from 0 to V - 1.  The code that makes batches checks the range; an id outside gives NaN.
+          segments: [B, T], the document of each token, 0 for padding.  A token attends to the past of its own document,
+            positions start from 0 in each document, and experts ignore padding.  None: each row is one document.  With
+            a cache, all real tokens continue the one document of their row.
+          deterministic: no dropout; otherwise it draws from the `dropout` stream of rngs.
+
+        Returns:
+          The logits, and `aux`: the auxiliary losses and statistics of the experts in each layer, a dict of arrays [L].
 
         Raises:
-          ValueError: for rows longer than `context` where positions are learned.
+          ValueError: if positions are learned and a row has more than `config.context` tokens.
         """
         x, aux = self.hidden(tokens, segments, deterministic)
         return self.logits(x), aux
@@ -57,17 +63,18 @@ class LanguageModel(nn.Module):
     def hidden(
         self, tokens: Int[Array, 'B T'], segments: Int[Array, 'B T'] | None = None, deterministic: bool = True
     ) -> tuple[Float[Array, 'B T D'], dict[str, Array]]:
-        """The input of `logits`, and `aux`."""
+        """Return the input of `logits` [B, T, D], and `aux`; arguments and errors are those of a call."""
         mask, token_mask = self._mask(tokens, segments)
-        at = None if mask.query_positions is None else jnp.maximum(mask.query_positions, 0)
-        x = self.drop(self.place(self.embedding(tokens), at), deterministic=deterministic)
+        positions = None if mask.query_positions is None else jnp.maximum(mask.query_positions, 0)
+        x = self.drop(self.place(self.embedding(tokens), positions), deterministic=deterministic)
         x = x.astype(compute_dtype(self.config) or x.dtype)
-        if self.cache_length and at is not None:  # a token without a slot would be missing from what others see
-            x = jnp.where((at < self.cache_length)[..., None], x, jnp.nan)
+        if self.cache_length and positions is not None:
+            # A token beyond the cache is not stored, so later tokens would not attend to it: its logits become NaN.
+            x = jnp.where((positions < self.cache_length)[..., None], x, jnp.nan)
         return self.stack(x, mask, token_mask, deterministic)
 
     def logits(self, x: Float[Array, '*B D']) -> Float[Array, '*B V']:
-        """The output product, float32 or wider."""
+        """Return the logits [..., V] of hidden states [..., D], float32 or wider."""
         if self.config.tied:
             table = self.embedding.embedding.astype(x.dtype)
             logits = jnp.einsum('...d,vd->...v', x, table, preferred_element_type=jnp.float32)
@@ -76,7 +83,7 @@ class LanguageModel(nn.Module):
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
     def _mask(self, tokens: Array, segments: Array | None) -> tuple[Mask, Bool[Array, 'B T'] | None]:
-        """The mask of attention, and the mask of real tokens (None: all are)."""
+        """Return the attention mask, and the mask of real tokens (None: all are real)."""
         token_mask = None if segments is None else segments != 0
         if self.cache_length:
             token_mask = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask

@@ -1,4 +1,4 @@
-"""Small inputs of attention modules, and their runs as compiled programs."""
+"""Small inputs of attention modules, and helpers that run modules as compiled programs."""
 
 import functools
 
@@ -13,30 +13,33 @@ from tests.kernels.oracle import near
 B, T, S, D, C, N = 2, 4, 5, 8, 6, 4
 _RANDOM = np.random.default_rng(0)
 QUERIES, KEYS = (jnp.asarray(_RANDOM.normal(size=size), jnp.float32) for size in ((B, T, D), (B, S, C)))
-ACROSS, SELF = (QUERIES, KEYS), (QUERIES,)
-SQUARE, WIDE = (jnp.asarray(_RANDOM.random((B, N, T, size)) < 0.7).at[..., 0].set(True) for size in (T, S))
-OURS = functools.partial(MultiHeadAttention, N)
-FLAX = functools.partial(nn.MultiHeadDotProductAttention, N)
+CROSS_INPUTS, SELF_INPUTS = (QUERIES, KEYS), (QUERIES,)
+SELF_MASK, CROSS_MASK = (
+    jnp.asarray(_RANDOM.random((B, N, T, keys)) < 0.7).at[..., 0].set(True) for keys in (T, S)
+)  # fmt: skip
+make_attention = functools.partial(MultiHeadAttention, N)
+make_flax_attention = functools.partial(nn.MultiHeadDotProductAttention, N)
 
 
-def drawn(module, *inputs, seed=0):
-    """Variables of the module for these inputs, all drawn at random, biases and gains too."""
+def random_variables(module, *inputs, seed=0):
+    """Return random variables of the module for these inputs, including biases and norm scales."""
     random = np.random.default_rng(seed)
-    sizes = jax.eval_shape(module.init, jax.random.key(0), *inputs)
-    return jax.tree.map(lambda x: jnp.asarray(random.normal(0.0, 0.4, x.shape), x.dtype), sizes)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)
+    return jax.tree.map(lambda x: jnp.asarray(random.normal(0.0, 0.4, x.shape), x.dtype), shapes)
 
 
-def program(module, **kwargs):
-    """module.apply as a compiled function of variables and inputs."""
+def compiled_apply(module, **kwargs):
+    """Return `module.apply` as a compiled function of variables and inputs."""
     return jax.jit(lambda variables, *inputs: module.apply(variables, *inputs, **kwargs))
 
 
 def run(module, variables, *inputs, **kwargs):
-    return program(module, **kwargs)(variables, *inputs)
+    """Return the output of the compiled module."""
+    return compiled_apply(module, **kwargs)(variables, *inputs)
 
 
-def sloped(module, variables, *inputs, **kwargs):
-    """The output and the gradients, in variables and inputs, of a weighted sum of it."""
+def run_with_gradients(module, variables, *inputs, **kwargs):
+    """Return the output, and the gradients of a weighted sum of it with respect to (variables, inputs)."""
 
     def loss(variables, inputs):
         output = module.apply(variables, *inputs, **kwargs)
@@ -46,7 +49,7 @@ def sloped(module, variables, *inputs, **kwargs):
     return output, gradients
 
 
-def close(have, want, tolerance=1e-6):
-    """Trees of one shape that agree up to a part of the largest value of each leaf, or of one."""
-    assert jax.tree.structure(have) == jax.tree.structure(want)
-    jax.tree.map(lambda a, b: near(a, b, tolerance, 'a leaf'), have, want)
+def assert_close(actual, expected, tolerance=1e-6):
+    """Assert that two trees agree, relative to the largest absolute value of each leaf, or to 1."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: near(a, b, tolerance, 'a leaf'), actual, expected)

@@ -1,5 +1,4 @@
-"""Layers and decoders with loops inside of `jax.shard_map` with its default checks, against the same without."""
-
+"""Layers and decoders with loops in `jax.shard_map`, with its default checks, compared with the same without it."""
 
 import jax
 import jax.numpy as jnp
@@ -22,50 +21,51 @@ from tests.quick import QUICK
 B, T, D = 4, 5, 8
 X = jnp.asarray(np.random.default_rng(0).normal(size=(B, T, D)), jnp.float32)
 TOKENS = jnp.asarray(np.random.default_rng(1).integers(1, 7, (B, T)), jnp.int32)
-REAL = jnp.arange(T)[None] < jnp.array([[5], [3], [4], [1]])
-BOTH = jnp.where(REAL, TOKENS, 0)
+TOKEN_MASK = jnp.arange(T)[None] < jnp.array([[5], [3], [4], [1]])
+SOURCE = jnp.where(TOKEN_MASK, TOKENS, 0)
 
 
-def language(**fields):
+def language_case(**fields):
+    """Return a language model, a function of (params, tokens) that gives its logits, and the inputs."""
     config = LanguageModelConfig(layers=2, width=D, heads=2, context=16, mlp='swiglu', mlp_width=8, scan=True, **fields)
     model = LanguageModel(7, config)
     return model, lambda params, tokens: model.apply({'params': params}, tokens)[0], (TOKENS,)
 
 
-def layer(module, *inputs):
+def layer_case(module, *inputs):
+    """Return the module, a function of (params, *inputs) that gives its first output, and the inputs."""
     return module, lambda params, *inputs: module.apply({'params': params}, *inputs)[0], inputs
 
 
 CASES = {
-    'experts': layer(MixtureOfExperts(4, 2, 'swiglu', 8), X, REAL),
-    'gru': layer(RecurrentLayer('gru', D), X, REAL),
-    'lstm with starts': layer(RecurrentLayer('lstm', D), X, REAL, None, REAL),
-    'language, gru': language(mixer='gru'),
-    'language, experts': language(experts=2, experts_per_token=1),
-    'translation': layer(RecurrentSeq2Seq(7, 7, RecurrentConfig(embedding=4, hidden=6)), BOTH, TOKENS),
+    'experts': layer_case(MixtureOfExperts(4, 2, 'swiglu', 8), X, TOKEN_MASK),
+    'gru': layer_case(RecurrentLayer('gru', D), X, TOKEN_MASK),
+    'lstm with starts': layer_case(RecurrentLayer('lstm', D), X, TOKEN_MASK, None, TOKEN_MASK),
+    'language, gru': language_case(mixer='gru'),
+    'language, experts': language_case(experts=2, experts_per_token=1),
+    'translation': layer_case(RecurrentSeq2Seq(7, 7, RecurrentConfig(embedding=4, hidden=6)), SOURCE, TOKENS),
 }
 
 
-def devices():
-    return jax.make_mesh((2,), ('data',), axis_types=(AxisType.Auto,))
-
-
-def sharded(f, specs, out):
-    return jax.jit(jax.shard_map(f, mesh=devices(), in_specs=specs, out_specs=out), compiler_options=QUICK)
+def compiled_shard_map(function, in_specs, out_specs):
+    """Return the function as a compiled `jax.shard_map` over two devices."""
+    mesh = jax.make_mesh((2,), ('data',), axis_types=(AxisType.Auto,))
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+    return jax.jit(mapped, compiler_options=QUICK)
 
 
 SLOW = ('language, experts', 'translation')
 
 
 @pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
-def test_a_layer_and_its_gradient_are_those_without(name):
-    """Rows are divided, parameters are not: each device adds its part of their gradient."""
+def test_output_and_gradients_in_shard_map_equal_those_without(name):
+    """Rows are divided over devices, parameters are not: the devices sum their parts of the gradients."""
     module, apply, inputs = CASES[name]
     shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)['params']
     random = np.random.default_rng(2)
     params = jax.tree.map(lambda x: jnp.asarray(0.5 * random.normal(size=x.shape), x.dtype), shapes)
 
-    def both(params, *inputs):
+    def output_and_gradients(params, *inputs):
         def loss(params):
             output = apply(params, *inputs)
             return jnp.sum(output.astype(jnp.float32) ** 2), output
@@ -73,12 +73,13 @@ def test_a_layer_and_its_gradient_are_those_without(name):
         return jax.grad(loss, has_aux=True)(params)[::-1]
 
     specs = (P(), *[None if x is None else P('data') for x in inputs])
-    expected = jax.jit(both, compiler_options=QUICK)(params, *inputs)
-    found = sharded(both, specs, (P('data'), P()))(params, *inputs)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), found, expected)
+    expected = jax.jit(output_and_gradients, compiler_options=QUICK)(params, *inputs)
+    actual = compiled_shard_map(output_and_gradients, specs, (P('data'), P()))(params, *inputs)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), actual, expected)
 
 
-def table(state, previous):
+def table_step(state, previous):
+    """A decoding step for a state [B, V, V], the logits by the previous token."""
     logits = state[jnp.arange(previous.shape[0]), previous]
     return state, logits, logits
 
@@ -89,19 +90,21 @@ FIRST = jnp.full((B,), 2)
 
 
 @pytest.mark.parametrize('decode', [
-    lambda state, keys: sample_tokens(table, state, jnp.full(len(state), 2), rng=keys, limit=4, end=3, top_k=3, top_p=0.9),
-    lambda state, keys: greedy_search(table, state, len(state), bos=2, eos=3, limit=4),
-    lambda state, keys: beam_search(table, state, jnp.full(len(state), 2), beams=2, limit=4, end=3),
+    lambda state, keys: sample_tokens(
+        table_step, state, jnp.full(len(state), 2), rng=keys, max_tokens=4, eos_id=3, top_k=3, top_p=0.9
+    ),
+    lambda state, keys: greedy_search(table_step, state, len(state), bos_id=2, eos_id=3, max_tokens=4),
+    lambda state, keys: beam_search(table_step, state, jnp.full(len(state), 2), beams=2, max_tokens=4, eos_id=3),
 ], ids=['sample', 'greedy', 'beam search'])  # fmt: skip
-def test_decoding_divided_rows_is_as_without(decode):
+def test_decoding_in_shard_map_gives_the_same_tokens(decode):
     expected = jax.jit(decode, compiler_options=QUICK)(LOGITS, KEYS)
-    found = sharded(decode, (P('data'), P('data')), P('data'))(LOGITS, KEYS)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    actual = compiled_shard_map(decode, (P('data'), P('data')), P('data'))(LOGITS, KEYS)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-def test_decoding_with_parameters_that_vary_from_device_to_device():
-    """Nothing but what the step closes over tells the devices apart, as for the members of an ensemble."""
-    model = language()[0]
+def test_decoding_with_different_parameters_on_each_device():
+    """Only the parameters that the step closes over vary over devices, as for the members of an ensemble."""
+    model = language_case()[0]
     shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)['params']
     random = np.random.default_rng(2)
     members = jax.tree.map(lambda x: jnp.asarray(0.5 * random.normal(size=(2, *x.shape)), x.dtype), shapes)
@@ -109,13 +112,11 @@ def test_decoding_with_parameters_that_vary_from_device_to_device():
     def decode(params):
         params = jax.tree.map(lambda x: x[0], params)
         cache = init_cache(model, params, 2, 9)
-        tokens = sample_tokens(
-            make_decode_step(model, params), cache, FIRST[:2], rng=jax.random.key(0), limit=4, temperature=0
-        ).tokens
-        return tokens[None]
+        step, rng = make_decode_step(model, params), jax.random.key(0)
+        return sample_tokens(step, cache, FIRST[:2], rng=rng, max_tokens=4, temperature=0).tokens[None]
 
-    one = jax.jit(decode, compiler_options=QUICK)
-    expected = [one(jax.tree.map(lambda x, i=i: x[i : i + 1], members))[0] for i in range(2)]
-    found = sharded(decode, P('data'), P('data'))(members)
-    np.testing.assert_array_equal(found, expected)
+    decode_member = jax.jit(decode, compiler_options=QUICK)
+    expected = [decode_member(jax.tree.map(lambda x, i=i: x[i : i + 1], members))[0] for i in range(2)]
+    actual = compiled_shard_map(decode, P('data'), P('data'))(members)
+    np.testing.assert_array_equal(actual, expected)
     assert np.any(np.asarray(expected[0]) != expected[1])

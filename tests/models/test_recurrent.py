@@ -1,4 +1,4 @@
-"""The recurrent encoder-decoder: PyTorch's numbers, Flax's cell, and what padding and labels may change."""
+"""The recurrent encoder-decoder: results of PyTorch and of Flax's cell, padding, causality, the original equations."""
 
 import dataclasses
 from functools import partial
@@ -29,8 +29,8 @@ SHORT = [7, 9, 4, EOS]
 quick = partial(jax.jit, compiler_options=QUICK)
 
 
-def make(cell='gru', attention='additive', layers=1, bidirectional=True, reverse=False):
-    """A model and random parameters large enough for decisions of its own."""
+def make_model(cell='gru', attention='additive', layers=1, bidirectional=True, reverse=False):
+    """Return a model, and random parameters large enough that its outputs differ clearly."""
     config = RecurrentConfig(
         cell=cell, attention=attention, embedding=EMBEDDING, hidden=HIDDEN, encoder_layers=layers,
         bidirectional=bidirectional, reverse_source=reverse,
@@ -48,7 +48,7 @@ def pad(*sentences, width):
 
 @pytest.mark.parametrize('attention', ['additive', 'dot', 'none'])
 @pytest.mark.parametrize('cell', ['gru', 'lstm'])
-def test_the_numbers_of_torch(cell, attention):
+def test_outputs_and_gradients_equal_those_of_pytorch(cell, attention):
     with np.load(GOLDEN) as file:
         golden = {key: file[key] for key in ('source', 'inputs', 'labels', 'smoothing')}
         keys = ('params', 'logits', 'weights', 'loss', 'gradients')
@@ -69,29 +69,32 @@ def test_the_numbers_of_torch(cell, attention):
         return jax.value_and_grad(loss, has_aux=True)(flat)
 
     (loss, (logits, weights)), gradients = values(golden['params'])
-    found = {'logits': logits, 'weights': weights, 'loss': loss, 'gradients': gradients}
-    for key, x in found.items():
+    results = {'logits': logits, 'weights': weights, 'loss': loss, 'gradients': gradients}
+    for key, x in results.items():
         np.testing.assert_allclose(x, golden[key], rtol=TOLERANCE, atol=TOLERANCE, err_msg=key, strict=True)
 
 
-def test_the_cell_of_flax():
+def test_the_gru_cell_equals_that_of_flax():
     random = np.random.default_rng(0)
     state, inputs = (jnp.asarray(random.standard_normal((4, size)), jnp.float32) for size in (HIDDEN, EMBEDDING))
-    flax = nn.GRUCell(HIDDEN)
-    theirs = flax.init(jax.random.key(0), state, inputs)['params']
-    theirs = jax.tree.map(lambda x: random.standard_normal(x.shape).astype(np.float32), theirs)
-    side = lambda letter, kind: [theirs[letter + gate].get(kind, np.zeros(HIDDEN, np.float32)) for gate in 'rzn']
-    ours = {
-        name: {'kernel': np.concatenate(side(letter, 'kernel'), 1), 'bias': np.concatenate(side(letter, 'bias'))}
+    flax_cell = nn.GRUCell(HIDDEN)
+    flax_params = flax_cell.init(jax.random.key(0), state, inputs)['params']
+    flax_params = jax.tree.map(lambda x: random.standard_normal(x.shape).astype(np.float32), flax_params)
+
+    def gates(letter, kind):
+        return [flax_params[letter + gate].get(kind, np.zeros(HIDDEN, np.float32)) for gate in 'rzn']
+
+    params = {
+        name: {'kernel': np.concatenate(gates(letter, 'kernel'), 1), 'bias': np.concatenate(gates(letter, 'bias'))}
         for name, letter in (('input', 'i'), ('hidden', 'h'))
     }
-    _, expected = flax.apply({'params': theirs}, state, inputs)
-    found = GRUCell(HIDDEN).apply({'params': ours}, state, inputs)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    _, expected = flax_cell.apply({'params': flax_params}, state, inputs)
+    output = GRUCell(HIDDEN).apply({'params': params}, state, inputs)
+    np.testing.assert_allclose(output, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    'kind',
+    'fields',
     [
         dict(attention='additive'),
         dict(cell='lstm', attention='dot', layers=2),
@@ -99,46 +102,46 @@ def test_the_cell_of_flax():
         dict(cell='lstm', attention='additive', bidirectional=False, reverse=True),
         dict(attention='dot', layers=2, reverse=True),
     ],
-    ids=lambda kind: '-'.join(map(str, kind.values())),
+    ids=lambda fields: '-'.join(map(str, fields.values())),
 )
-def test_padding_and_neighbours_change_nothing(kind):
-    model, params = make(**kind)
+def test_a_row_does_not_depend_on_padding_or_other_rows(fields):
+    model, params = make_model(**fields)
     target = [6, 11, 4, 8, EOS]
 
     @jax.jit
     def run(source, labels):
-        state, memory = model.apply({'params': params}, source, method='encode')
+        state, encoded = model.apply({'params': params}, source, method='encode')
         logits, weights = model.apply({'params': params}, source, shift_right(labels))
-        step = lambda state, tokens: model.apply({'params': params}, state, memory, tokens, method='decode')
-        free = greedy_search(step, state, source.shape[0], bos=BOS, eos=EOS, limit=12)
-        return state, memory.memory, logits, weights, free
+        step = lambda state, tokens: model.apply({'params': params}, state, encoded, tokens, method='decode')
+        decoded = greedy_search(step, state, source.shape[0], bos_id=BOS, eos_id=EOS, max_tokens=12)
+        return state, encoded.memory, logits, weights, decoded
 
     def result(row, source, labels):
-        """What the model makes of SHORT in that row, cut to its real positions."""
-        state, memory, logits, weights, free = run(source, labels)
+        """Return the results for SHORT, which is in that row, at its real positions."""
+        state, memory, logits, weights, decoded = run(source, labels)
         S, T = len(SHORT), len(target)
         memory = memory[row] if memory.ndim == 2 else memory[row, :S]
-        weights = weights[row, :T], free.weights[row]
-        for each in weights:
-            assert not np.any(each[:, S:]), 'weight on padding'
-        numbers = (jax.tree.map(lambda x: x[row], state), memory, logits[row, :T], [each[:, :S] for each in weights])
-        return numbers, free.tokens[row]
+        weights = weights[row, :T], decoded.weights[row]
+        for x in weights:
+            assert not np.any(x[:, S:]), 'weight on padding'
+        arrays = (jax.tree.map(lambda x: x[row], state), memory, logits[row, :T], [x[:, :S] for x in weights])
+        return arrays, decoded.tokens[row]
 
     alone, tokens = result(0, pad(SHORT, width=4), pad(target, width=5))
-    assert len(set(tokens.tolist())) > 2, 'the translation says nothing'
+    assert len(set(tokens.tolist())) > 2, 'the decoded tokens are all alike'
     for row, source, labels in (
         (0, pad(SHORT, width=9), pad(target, width=8)),
         (1, pad(LONG, SHORT, LONG, width=9), pad(LONG, target, LONG, width=9)),
     ):
-        numbers, again = result(row, source, labels)
+        arrays, same_tokens = result(row, source, labels)
         # jaxlib 0.10.1 sums the products of one row and of three in another order: 2e-6 apart.
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=4e-6), numbers, alone)
-        np.testing.assert_array_equal(again, tokens)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=4e-6), arrays, alone)
+        np.testing.assert_array_equal(same_tokens, tokens)
 
 
 @pytest.mark.parametrize('attention', ['additive', 'dot', 'none'])
-def test_no_gradient_flows_through_padding(attention):
-    model, params = make(attention=attention)
+def test_the_embedding_of_padding_gets_no_gradient(attention):
+    model, params = make_model(attention=attention)
     source, labels = pad(LONG, SHORT, width=9), pad([6, EOS], [9, 4, 5, EOS], width=5)
 
     @quick
@@ -153,8 +156,8 @@ def test_no_gradient_flows_through_padding(attention):
 
 
 @pytest.mark.parametrize('attention', ['additive', 'dot', 'none'])
-def test_what_stands_in_padding_does_not_matter_not_even_nan(attention):
-    model, params = make(attention=attention)
+def test_nan_in_the_embedding_of_padding_has_no_effect(attention):
+    model, params = make_model(attention=attention)
     source, inputs = pad(LONG, SHORT, width=9), pad([BOS, 6], [BOS, 9], width=2)
     run = quick(lambda params: model.apply({'params': params}, source, inputs))
     expected = run(params)
@@ -164,8 +167,8 @@ def test_what_stands_in_padding_does_not_matter_not_even_nan(attention):
 
 @pytest.mark.parametrize('t', [0, 1, 3])
 @pytest.mark.parametrize('attention', ['additive', 'none'])
-def test_a_label_changes_only_the_logits_behind_it(attention, t):
-    model, params = make(attention=attention)
+def test_a_label_changes_only_later_logits(attention, t):
+    model, params = make_model(attention=attention)
     source, labels = pad(LONG, width=9), pad([6, 4, 9, 8, EOS], width=5)
     changed = labels.at[0, t].set(11)
     assert shift_right(labels).tolist() == [[BOS, 6, 4, 9, 8]]
@@ -176,40 +179,39 @@ def test_a_label_changes_only_the_logits_behind_it(attention, t):
 
 @pytest.mark.parametrize('attention', ['additive', 'dot', 'none'])
 @pytest.mark.parametrize('cell', ['gru', 'lstm'])
-def test_steps_of_use_are_the_rows_of_training(cell, attention):
-    model, params = make(cell, attention)
+def test_decoding_steps_equal_teacher_forcing(cell, attention):
+    model, params = make_model(cell, attention)
     source, inputs = pad(LONG, SHORT, width=9), pad([BOS, 6, 4], [BOS, 9, 9], width=3)
     variables = {'params': params}
     logits, weights = quick(model.apply)(variables, source, inputs)
-    state, memory = quick(partial(model.apply, method='encode'))(variables, source)
-    decode = quick(lambda state, tokens: model.apply(variables, state, memory, tokens, method='decode'))
+    state, encoded = quick(partial(model.apply, method='encode'))(variables, source)
+    decode = quick(lambda state, tokens: model.apply(variables, state, encoded, tokens, method='decode'))
     for t in range(inputs.shape[1]):
         state, step_logits, step_weights = decode(state, inputs[:, t])
         np.testing.assert_allclose(step_logits, logits[:, t], rtol=1e-6, atol=1e-5)
         np.testing.assert_allclose(step_weights, weights[:, t], rtol=1e-6, atol=1e-6)
 
 
-def test_a_fixed_context_has_nothing_to_attend_with():
-    _, params = make(attention='none')
-    model, attending = make(attention='additive')
+def test_a_model_with_a_fixed_context_has_no_attention_parameters_and_weights():
+    model, params = make_model(attention='none')
+    _, attention_params = make_model(attention='additive')
     assert set(params['step']) == {'recurrence'}
-    assert set(attending['step']) == {'recurrence', 'attend'}
+    assert set(attention_params['step']) == {'recurrence', 'attend'}
     source = pad(LONG, SHORT, width=9)
-    fixed, _ = make(attention='none')
-    logits, weights = quick(fixed.apply)({'params': params}, source, source)
+    logits, weights = quick(model.apply)({'params': params}, source, source)
     assert weights.shape == (2, 9, 0) and logits.shape == (2, 9, V)
 
 
-def test_rows_of_attention_sum_to_one():
+def test_attention_weights_sum_to_one():
     for attention in ('additive', 'dot'):
-        model, params = make(attention=attention)
+        model, params = make_model(attention=attention)
         source, inputs = pad(LONG, SHORT, width=9), pad([BOS, 6], [BOS, 9], width=2)
         _, weights = quick(model.apply)({'params': params}, source, inputs)
         np.testing.assert_allclose(jnp.sum(weights, axis=-1), 1.0, rtol=1e-6)
 
 
 def test_dropout_needs_a_key_and_changes_the_logits():
-    model, params = make()
+    model, params = make_model()
     model = model.clone(config=dataclasses.replace(model.config, dropout=0.5))
     source, inputs = pad(LONG, width=9), pad([BOS, 6], width=2)
     rngs = lambda seed: {'dropout': jax.random.key(seed)}
@@ -221,16 +223,16 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def appendix(params, source, inputs, attends):
-    """Logits of one pair by the equations of appendix A of Bahdanau et al. 2015, token by token, in float64."""
+def original_logits(params, source, inputs, has_attention):
+    """Return the logits of one pair by the equations of appendix A of Bahdanau et al. 2015, in a float64 loop."""
     E, F = params['embed_source']['embedding'], params['embed_target']['embedding']
     H = params['start']['kernel'].shape[1]
 
-    def cell(weights, s, *read):
-        x = np.concatenate(read) @ weights['input']['kernel']
+    def cell(weights, s, *inputs):
+        x = np.concatenate(inputs) @ weights['input']['kernel']
         (r, u), n = np.split(x[: 2 * H] + s @ weights['hidden']['kernel'], 2), x[2 * H :]
         proposed = np.tanh(n + (sigmoid(r) * s) @ weights['candidate']['kernel'])
-        z = 1 - sigmoid(u)  # theirs says how much is new
+        z = 1 - sigmoid(u)  # the paper's z is the weight of the new state, 1 - ours
         return (1 - z) * s + z * proposed
 
     def run(weights, xs):
@@ -241,7 +243,7 @@ def appendix(params, source, inputs, attends):
 
     embedded = [E[token] for token in source]
     forward = run(params['encoder']['forward_0'], embedded)
-    if attends:
+    if has_attention:
         backward = run(params['encoder']['backward_0'], embedded[::-1])[::-1]
         h, first = np.concatenate([forward, backward], axis=1), backward[0]
     else:
@@ -249,9 +251,9 @@ def appendix(params, source, inputs, attends):
     s, step, logits = np.tanh(first @ params['start']['kernel']), params['step'], []
     for token in inputs:
         c = h[-1]
-        if attends:
-            look = step['attend']
-            e = np.tanh(s @ look['query']['kernel'] + h @ look['key']['kernel']) @ look['vector'][:, 0]
+        if has_attention:
+            attend = step['attend']
+            e = np.tanh(s @ attend['query']['kernel'] + h @ attend['key']['kernel']) @ attend['vector'][:, 0]
             c = np.exp(e - e.max()) @ h / np.exp(e - e.max()).sum()
         t = np.concatenate([s, c, F[token]]) @ params['read']['kernel']
         logits.append(np.maximum(t[0::2], t[1::2]) @ params['output']['kernel'])
@@ -259,24 +261,24 @@ def appendix(params, source, inputs, attends):
     return np.array(logits)
 
 
-@pytest.mark.parametrize('attends', [True, False])
-def test_the_original_to_the_letter(attends):
-    attention = 'additive' if attends else 'none'
+@pytest.mark.parametrize('has_attention', [True, False])
+def test_the_original_model_equals_the_equations_of_the_paper(has_attention):
+    attention = 'additive' if has_attention else 'none'
     config = RecurrentConfig(
-        attention=attention, embedding=EMBEDDING, hidden=6, bidirectional=attends, original=True
-    )  # fmt: skip
+        attention=attention, embedding=EMBEDDING, hidden=6, bidirectional=has_attention, original=True
+    )
     model = RecurrentSeq2Seq(V, V, config)
     source, inputs = pad(LONG, SHORT, width=10), pad([BOS, 7, 4], [BOS, 9, 12], width=3)
     shapes = jax.eval_shape(model.init, jax.random.key(0), source, inputs)['params']
     random = np.random.default_rng(5)
     params = jax.tree.map(lambda x: random.standard_normal(x.shape) / 2, shapes)
-    single = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-    logits, _ = quick(model.apply)({'params': single}, source, inputs)
+    variables = {'params': jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)}
+    logits, _ = quick(model.apply)(variables, source, inputs)
     for row, sentence in enumerate((LONG, SHORT)):
-        expected = appendix(params, sentence, inputs[row].tolist(), attends)
+        expected = original_logits(params, sentence, inputs[row].tolist(), has_attention)
         np.testing.assert_allclose(logits[row], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
-    state, memory = quick(partial(model.apply, method='encode'))({'params': single}, source)
-    decode = quick(lambda state, tokens: model.apply({'params': single}, state, memory, tokens, method='decode'))
+    state, encoded = quick(partial(model.apply, method='encode'))(variables, source)
+    decode = quick(lambda state, tokens: model.apply(variables, state, encoded, tokens, method='decode'))
     for t in range(3):
-        state, one, _ = decode(state, inputs[:, t])
-        np.testing.assert_allclose(one, logits[:, t], rtol=0, atol=TOLERANCE * np.abs(logits).max())
+        state, step_logits, _ = decode(state, inputs[:, t])
+        np.testing.assert_allclose(step_logits, logits[:, t], rtol=0, atol=TOLERANCE * np.abs(logits).max())

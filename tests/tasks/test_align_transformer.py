@@ -81,7 +81,7 @@ def test_attend_draws_every_attention_of_a_translation(transformer_run, loaded, 
 
 def test_shifted_alignment_has_the_weights_of_the_next_step(transformer_run, loaded, capsys):
     task, params, source = loaded
-    assert task.config.model.alignment_shift == task.model.shift == 1
+    assert task.config.model.alignment_shift == task.model.alignment_shift == 1
     assert cli.main(['translate', f'--workdir={transformer_run}', SENTENCES[0]]) == 0
     path = re.search(r'\S+\.npz', capsys.readouterr().err)
     assert path is not None
@@ -90,7 +90,7 @@ def test_shifted_alignment_has_the_weights_of_the_next_step(transformer_run, loa
     assert len(rows) > 2 and rows == task.vocabularies[1].pieces(translation.target[:-1])
     np.testing.assert_array_equal(weights, translation.weights[1:])
     inputs = np.array([[BOS, *translation.target[:-1]]])
-    maps = jax.jit(task.model.maps)(params, np.array(source[:1]), inputs)
+    maps = jax.jit(task.model.attention_maps)(params, np.array(source[:1]), inputs)
     heads = np.asarray(maps['decoder/cross_attention'])[0, 1]  # of layer 2, which the config chooses
     np.testing.assert_allclose(translation.weights, heads.mean(axis=0), atol=1e-5)
 
@@ -105,10 +105,10 @@ def test_beam_search_gives_weights_and_one_beam_is_greedy(transformer_run, loade
 
     @jax.jit
     def one_beam_and_greedy(padded):
-        state = model.start(params, padded, 8)
-        step = partial(model.step, params, 8)
-        hypotheses = beam_search(step, state, jnp.full(3, BOS), beams=1, limit=8, end=EOS)
-        return hypotheses.tokens[:, 0], greedy_search(step, state, 3, bos=BOS, eos=EOS, limit=8).tokens
+        state = model.init_state(params, padded, 8)
+        step = partial(model.decode_step, params, 8)
+        hypotheses = beam_search(step, state, jnp.full(3, BOS), beams=1, max_tokens=8, eos_id=EOS)
+        return hypotheses.tokens[:, 0], greedy_search(step, state, 3, bos_id=BOS, eos_id=EOS, max_tokens=8).tokens
 
     padded = np.array([[*ids, *[0] * (12 - len(ids))] for ids in source])
     np.testing.assert_array_equal(*one_beam_and_greedy(padded))

@@ -297,7 +297,7 @@ INVALID = [
     ('model.positions=alibi model.mixer=gru', "model: positions is 'alibi', which acts in attention, but"),
     ('model.experts=2 model.experts_per_token=3',
      'model: experts_per_token is 3; expected 1 to 2, the number of experts'),
-    ('model.parallel=true model.order=post', "model: parallel blocks have order 'pre'"),
+    ('model.parallel=true model.order=post', "model: parallel blocks need order 'pre'"),
     ('model.layers=0', 'model.layers is 0; expected 1 or more'),
     ('data.name=text', "data.name is 'text'; expected 'shakespeare', 'file' or 'grammar'"),
     ('data.name=file', 'data.path is empty; expected a path: --config.data.path=FILE'),

@@ -128,7 +128,7 @@ def test_every_image_is_evaluated_once_for_any_batch_size(size, vision_run, monk
     test_images = dataset.read_images(task.config.data, 'test', task.config.seed)
     monkeypatch.setattr('attnlab.tasks.vision.task.EVALUATION_IMAGES', size)
     probabilities = task.probabilities(params, test_images)
-    alone = [task.model.forward(params, preprocess_images(image[None], task.statistics, task.model.size), None)[0]
+    alone = [task.model.forward(params, preprocess_images(image[None], task.statistics, task.model.image_size), None)[0]
              for image in test_images.pixels[:3]]  # fmt: skip
     assert probabilities.shape == (30, 10)
     np.testing.assert_allclose(probabilities[:3], jax.nn.softmax(np.concatenate(alone)), atol=1e-5)

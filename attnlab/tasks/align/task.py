@@ -59,7 +59,7 @@ class AlignTask:
         model = make_sequence2sequence_model(config, size, size)
         params = jax.eval_shape(model.init, jax.random.key(0))
         tokens = jax.ShapeDtypeStruct((1, T), jnp.int32)
-        state = jax.eval_shape(lambda params, source: model.start(params, source, T), params, tokens)
+        state = jax.eval_shape(lambda params, source: model.init_state(params, source, T), params, tokens)
         return Outline(
             f'{T} source and {T} target tokens, vocabularies {size}', 2 * T, params, (tokens, tokens),
             lambda params, source, inputs: model.forward(params, source, inputs, None)[0],
@@ -170,7 +170,7 @@ class AlignTask:
         result |= {'loss': nll / count, 'perplexity': perplexity(nll / count)}
         if isinstance(data, GrammarPairs):
             result['exact_match'] = scores.exact_match_rate(outputs, pairs.target, target_language)
-        links = self._links(weights, encoded, self.model.layer) if self.model.attends else None
+        links = self._links(weights, encoded, self.model.alignment_layer_index) if self.model.has_attention else None
         if links and pairs.links is not None:
             inverted = corpus.read_inversions(data, split, self.config.seed)
             result |= scores.score_alignments(links, pairs.links, inverted)
@@ -178,7 +178,7 @@ class AlignTask:
                 result['aer_by_layer'] = self._aer_by_layer(weights, encoded, pairs)
         result['by_length'] = scores.bleu_by_length(pairs.source, outputs, pairs.target, source_language)
         if self.workdir is not None:
-            shift = self.model.shift
+            shift = self.model.alignment_shift
             samples = pictures.select_samples(pairs, outputs, encoded.source, translations, self.vocabularies, shift)
             with files.log_write_errors(self.workdir):
                 folder = self.workdir / 'samples'
@@ -229,7 +229,7 @@ class AlignTask:
         joined: align words instead of sub-words.  layer, shifted: as in `with_alignment_at`.
         """
         task = self.with_alignment_at(layer, shifted)
-        vocabularies, shift = task.vocabularies, task.model.shift
+        vocabularies, shift = task.vocabularies, task.model.alignment_shift
         translated = []
         for sentence, ids, translation in task._translate_typed(params, sentences):
             text = vocabularies[1].decode(translation.target)
@@ -269,7 +269,7 @@ class AlignTask:
 
     def _iterate_maps(self, params: Params, sentences: Sequence[str]) -> Iterator[AttentionMaps]:
         """Yield the attention of the model over each sentence and its translation."""
-        compute_maps = jax.jit(self.model.maps)
+        compute_maps = jax.jit(self.model.attention_maps)
         for sentence, ids, translation in self._translate_typed(params, sentences):
             maps = jax.device_get(compute_maps(params, np.array([ids]), np.array([[BOS, *translation.target[:-1]]])))
             labels = pictures.label_maps(sentence, ids, translation.target, self.vocabularies)

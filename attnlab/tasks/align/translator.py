@@ -82,7 +82,7 @@ class Translator:
                 target[sentence] = _cut_at_eos(tokens[row, 0])
         # Beam search keeps no attention weights; a forward pass over the best hypothesis computes them.
         weights = self.score_translations(params, source, target, batch_size)[2]
-        return [Translation(ids, layers[self.model.layer]) for ids, layers in zip(target, weights, strict=True)]
+        return [Translation(ids, layers[self.model.alignment_layer_index]) for ids, layers in zip(target, weights, strict=True)]
 
     def translate_greedily(
         self, params: Params, source: SentenceIds, batch_size: int | None = None
@@ -119,28 +119,28 @@ class Translator:
     def _score_batch(self, params: Params, source: jax.Array, labels: jax.Array) -> tuple[LossSums, jax.Array]:
         """Return the loss and the attention [B, L, T, S] for source [B, S] and labels [B, T]."""
         source, labels = mesh_axes.shard_rows(source), mesh_axes.shard_rows(labels)
-        logits, weights = self.model.read(params, source, shift_right(labels))
+        logits, weights = self.model.forward_with_attention(params, source, shift_right(labels))
         return mesh_axes.replicate_arrays((cross_entropy(logits, labels, padding=PAD), weights))
 
     def _greedy_batch(self, params: Params, source: jax.Array) -> GreedyResult:
         limit, state, step = self._start_decoding(params, source)
-        return mesh_axes.replicate_arrays(greedy_search(step, state, source.shape[0], bos=BOS, eos=EOS, limit=limit))
+        return mesh_axes.replicate_arrays(greedy_search(step, state, source.shape[0], bos_id=BOS, eos_id=EOS, max_tokens=limit))
 
     def _beam_batch(self, params: Params, source: jax.Array) -> Hypotheses:
         limit, state, step = self._start_decoding(params, source)
         first = jnp.full(source.shape[:1], BOS)
         penalty = self.length_penalty
-        return beam_search(step, state, first, beams=self.beams, limit=limit, end=EOS, length_penalty=penalty)
+        return beam_search(step, state, first, beams=self.beams, max_tokens=limit, eos_id=EOS, length_penalty=penalty)
 
     def _start_decoding(self, params: Params, source: jax.Array) -> tuple[int, Any, partial[Any]]:
         """Return the largest number of target tokens, the initial state and the step function."""
         limit, source = max_translation_tokens(source.shape[1]), mesh_axes.shard_rows(source)
-        return limit, self.model.start(params, source, limit), partial(self.model.step, params, limit)
+        return limit, self.model.init_state(params, source, limit), partial(self.model.decode_step, params, limit)
 
     def _batches(self, lengths: Sequence[int], batch_size: int | None) -> list[BatchIndices]:
         """Plan batches of sentences; UserError if the longest needs more positions than the model has learned."""
         needed = max_translation_tokens(padded_width(max(lengths, default=1), self.widths))
-        positions = self.model.longest
+        positions = self.model.max_length
         if positions is not None and needed > positions:
             raise UserError(
                 f'a sentence of {max(lengths)} tokens needs {needed} positions; '

@@ -95,7 +95,7 @@ def compute_attention_maps(
     model: ImageModel, params: Params, statistics: dataset.ImageStatistics, pixels: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return the attention weights [B, L, N, T, T] of each kind of attention over images [B, H, W, C] uint8."""
-    maps = model.maps(params, preprocess_images(jax.numpy.asarray(pixels), statistics, model.size))
+    maps = model.attention_maps(params, preprocess_images(jax.numpy.asarray(pixels), statistics, model.image_size))
     return {kind: jax.device_get(weights) for kind, weights in maps.items()}
 
 
@@ -105,11 +105,11 @@ def attention_to_grid(weights: np.ndarray, model: ImageModel) -> np.ndarray:
     The query is the class token, or, for a model without one, the mean over the image tokens.
     """
     module = model.module
-    to_image = weights[..., module.prefix :]
-    if module.reader is None:
-        to_image = to_image[..., module.prefix :, :].mean(axis=-2)
+    to_image = weights[..., module.num_prefix_tokens :]
+    if module.class_token_index is None:
+        to_image = to_image[..., module.num_prefix_tokens :, :].mean(axis=-2)
     else:
-        to_image = to_image[..., module.reader, :]
+        to_image = to_image[..., module.class_token_index, :]
     return to_image.reshape(*to_image.shape[:-1], *module.grid)
 
 

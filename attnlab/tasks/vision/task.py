@@ -58,8 +58,8 @@ class VisionTask:
             config = blocks.outline_config(config, layers, countable)
         classes, C = dataset.class_count(data), dataset.image_shape(data)[-1]
         model = make_image_model(config, classes, C)
-        H, W = model.size
-        tokens = model.module.prefix + math.prod(model.module.grid)
+        H, W = model.image_size
+        tokens = model.module.num_prefix_tokens + math.prod(model.module.grid)
         description = f'{H} x {W} pixels' + (f', {tokens} tokens' if isinstance(config, VitConfig) else '')
         return Outline(
             f'{description}, {classes} classes', tokens, jax.eval_shape(model.init, jax.random.key(0)),
@@ -116,7 +116,7 @@ class VisionTask:
 
         The logged accuracy counts images whose first label has the largest logit.
         """
-        images = preprocess_images(batch['images'], self.statistics, self.model.size)
+        images = preprocess_images(batch['images'], self.statistics, self.model.image_size)
         logits, aux = self.model.forward(params, images, rng)
         first, second = (
             cross_entropy(logits, batch[name], self.config.train.label_smoothing, NO_LABEL, share)
@@ -135,7 +135,7 @@ class VisionTask:
         grid, source_module = self.model.module.grid, source.model.module
         params = dict(params)
         if 'positions' in params and grid != source_module.grid:
-            front = 0 if source_module.reader is None else 1
+            front = 0 if source_module.class_token_index is None else 1
             table = resize_position_table(params['positions']['table'], source_module.grid, grid, front)
             params['positions'] = {'table': table}
         if dataset.class_count(self.config.data) != dataset.class_count(source.config.data):
@@ -150,7 +150,7 @@ class VisionTask:
 
         @jax.jit
         def softmax(params: Params, pixels: jax.Array) -> jax.Array:
-            images = preprocess_images(mesh_axes.shard_rows(pixels), self.statistics, self.model.size)
+            images = preprocess_images(mesh_axes.shard_rows(pixels), self.statistics, self.model.image_size)
             return mesh_axes.replicate_arrays(jax.nn.softmax(self.model.forward(params, images, None)[0], axis=-1))
 
         return softmax
