@@ -20,7 +20,7 @@ from tests.sweeps.processes import environment as process_environment
     ([5, 6, 7], 1, [[5, 6, 7]]),
 ])  # fmt: skip
 def test_parts(things, count, parts):
-    assert [environment._part(things, number, count) for number in range(count)] == parts
+    assert [environment._split_evenly(things, number, count) for number in range(count)] == parts
 
 
 @pytest.mark.parametrize(('visible', 'count', 'number', 'expected', 'fraction'), [
@@ -46,7 +46,7 @@ def test_cores():
     """Of processes; together they have all, and none has another's where there are enough."""
     count = min(len(os.sched_getaffinity(0)), 2)
     program = 'import os, sys; from attnlab import environment; environment.restrict_hardware(int(sys.argv[1]), int(sys.argv[2])); '
-    program += 'environment.prepare(); print(*os.sched_getaffinity(0)); print(os.environ["XLA_FLAGS"])'
+    program += 'environment.configure_process(); print(*os.sched_getaffinity(0)); print(os.environ["XLA_FLAGS"])'
     env = process_environment()
     del env['XLA_FLAGS']
     found = []

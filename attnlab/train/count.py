@@ -62,7 +62,7 @@ def count_costs(config: RunConfig | ConfigDict) -> tuple[str, list[CostRow]]:
     share = blocks.active / experts if blocks and experts else 1.0
     rows = [
         row('parameters', '', lambda each, _: tree_size(each.params)),
-        row('  without embeddings', '', lambda each, _: _size(each.params, 'lookup', 0.0)),
+        row('  without embeddings', '', lambda each, _: _size(each.params, 'embedding', 0.0)),
     ]
     if experts:
         rows.append(row('  active a token', '', lambda each, _: _size(each.params, 'expert', share)))

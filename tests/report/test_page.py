@@ -139,7 +139,7 @@ def test_lines_of_metrics_that_are_no_records_are_left_out(tmp_path, caplog):
     path = folder / 'metrics.jsonl'
     path.write_bytes(b'\xff\xfe\n5\n' + path.read_bytes())
     page.write_run_page(folder)
-    assert caplog.messages == [f'{path}: left out 2 lines that are no records, the first is line 1']
+    assert caplog.messages == [f'{path}: left out 2 lines that are not valid records, first line 1']
 
 
 def test_a_page_stays_small_and_says_what_it_left_out(tmp_path, monkeypatch):

@@ -101,7 +101,7 @@ def test_a_signal_to_the_waiting_command_says_that_jobs_go_on(monkeypatch, exper
     argv = ['sweep', f'--config={experiment(TRAINED)}', f'--workdir={tmp_path}/new', '--sweep=more', '--launcher=local']
     assert cli.main(argv) == 130
     assert 'jobs that were submitted go on' in caplog.text
-    assert capsys.readouterr().err == 'attnlab: SIGINT: stopped; the same command goes on from there\n'
+    assert capsys.readouterr().err == 'attnlab: SIGINT: stopped; run the same command again to continue\n'
 
 
 @pytest.mark.parametrize(('options', 'line'), [

@@ -145,7 +145,7 @@ def test_a_signal_saves_and_stops_and_nothing_is_lost(tmp_path, number, signals)
         signal.raise_signal(number)  # in the middle of the evaluation at step 5
         return plain.validate(params)
 
-    with pytest.raises(Stopped, match=f'{number.name}: saved at step 5; the same command goes on') as stopped:
+    with pytest.raises(Stopped, match=f'{number.name}: saved at step 5; run the same command again') as stopped:
         loop.run_training_loop(config(), make_task(evaluate=asking), broken)
     assert stopped.value.code == 128 + number
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers

@@ -20,7 +20,7 @@ def test_lines_that_are_no_records_are_left_out_and_counted(tmp_path, caplog):
     assert metrics.read_metrics(tmp_path) == [
         {'step': 1, 'split': 'train', 'loss': 0.5, 'skipped': None}, {'step': 2, 'split': 'speed', 'rate': 7},
     ]  # fmt: skip
-    assert caplog.messages == [f'{path}: left out {len(BROKEN)} lines that are no records, the first is line 1']
+    assert caplog.messages == [f'{path}: left out {len(BROKEN)} lines that are not valid records, first line 1']
 
 
 @pytest.mark.parametrize('line', [b'\xff\xfe\x00', b'{"step', b'{}', b'null', b'[' * 100_000])

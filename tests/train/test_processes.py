@@ -81,14 +81,14 @@ def test_two_processes_of_four_devices_and_on_with_one(tmp_path, mesh):
 
 def test_none_writes_before_all_have_read(tmp_path, monkeypatch):
     """What the first one has half written must not be what another one finds."""
-    there, in_all = [], run.processes.in_all
+    there, in_all = [], run.processes.run_in_all
 
     def watched(do):
         made = in_all(do)
         there.append(sorted(tmp_path.rglob('*')))
         return made
 
-    monkeypatch.setattr(run.processes, 'in_all', watched)
+    monkeypatch.setattr(run.processes, 'run_in_all', watched)
     config = tiny_language_config(tmp_path / 'data', train__duration='1 steps')
     run.train_run(config, tmp_path / 'run')
     assert not [path for path in there[0] if path.is_relative_to(tmp_path / 'run')]
