@@ -1,1 +1,1 @@
-"""The training loop and what it needs; it knows no task by name."""
+"""The training loop and its parts: devices, processes, checkpoints, metrics and cost counts, for any task."""
