@@ -120,8 +120,8 @@ def _equation_flops(eqn: Any) -> int:
             # The kernel has the input channels of one group only.
             _, channel_axis, *window_axes = eqn.params['dimension_numbers'].rhs_spec
             kernel_shape = eqn.invars[1].aval.shape
-            products = math.prod(kernel_shape[axis] for axis in (channel_axis, *window_axes))
-            return 2 * tree_size(eqn.outvars[0].aval) * products
+            multiplications = math.prod(kernel_shape[axis] for axis in (channel_axis, *window_axes))
+            return 2 * tree_size(eqn.outvars[0].aval) * multiplications
         case 'cond':
             return max(inner_flops)
         case 'scan':
