@@ -144,7 +144,7 @@ def test_processes_that_nobody_has_started(tmp_path):
     flags = [f'--config={repository}/experiments/vision/digits.py', f'--workdir={tmp_path}/run', '--processes=auto']
     done = python('-m', 'attnlab', 'train', *flags)
     assert done.returncode == 2
-    assert 'attnlab: the processes of the run do not come together: neither SLURM nor Open MPI nor' in done.stderr
+    assert 'attnlab: the processes of the run cannot connect: found no settings of SLURM, Open MPI or' in done.stderr
     assert not (tmp_path / 'run').exists()
 
 

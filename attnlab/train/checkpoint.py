@@ -217,10 +217,10 @@ def _check_readable(folder: Path) -> None:
 
 
 def set_aside_damaged(manager: ocp.CheckpointManager, step: int) -> None:
-    """Rename the steps newer than `step`, from which a run continues, to `STEP.damaged`, so that it can save them again.
+    """Rename the steps newer than `step`, from which a run continues, to `STEP.damaged`: the run will save them again.
 
-    The newer steps are damaged.  They are not deleted, in case they could not be read for another reason.  Every process
-    of a run must call this.
+    The newer steps are damaged.  They are not deleted, in case they could not be read for another reason.  Every
+    process of a run must call this.
     """
     newer_steps = [newer for newer in manager.all_steps() if newer > step]
     for newer in newer_steps:

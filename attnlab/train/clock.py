@@ -45,8 +45,8 @@ class Clock:
         """Return the rates and time shares of the interval, and start a new interval.
 
         Rates and `data_share`, the share of time spent waiting for data, refer to the time without saving and
-        evaluation.  `save_share` and `evaluate_share` refer to the whole interval.  `flops_per_second` is missing if the
-        operations of a step are not known, `utilisation`, its ratio to the peak, also if the peak is not known.
+        evaluation.  `save_share` and `evaluate_share` refer to the whole interval.  `flops_per_second` is missing if
+        the operations of a step are not known; `utilisation`, its ratio to the peak, also if the peak is not known.
         """
         total_seconds = max(time.perf_counter() - self.start, 1e-9)
         train_seconds = max(total_seconds - self.seconds['save'] - self.seconds['evaluate'], 1e-9)

@@ -27,7 +27,7 @@ DTYPE_BYTES = {'pred': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16'
 
 
 class CollectiveCost(NamedTuple):
-    """One kind of collective: how often it runs in a step, and the bytes that each device receives from it in a step."""
+    """One kind of collective: how often a step runs it, and the bytes that each device receives from it in a step."""
 
     kind: str
     times: int
@@ -37,10 +37,10 @@ class CollectiveCost(NamedTuple):
 def count_communication(config: RunConfig | ConfigDict, mesh: str) -> tuple[dict[str, int], list[CollectiveCost]]:
     """Return the bytes of each part of the training state on one device, and the collectives of a step.
 
-    The step is the gradient of the sum of all logits for one (micro-)batch, and the optimizer's update.  The collectives
-    are those of XLA's program for CPUs.  Compilers for other devices fuse more of them: a sum of which each device uses
-    a part becomes a reduce-scatter.  JAX must have as many devices as the mesh, of any kind; nothing is allocated on
-    them.
+    The step is the gradient of the sum of all logits for one (micro-)batch, and the optimizer's update.  Its
+    collectives are those of XLA's program for CPUs.  Compilers for other devices fuse more of them: a sum of which each
+    device uses a part becomes a reduce-scatter.  JAX must have as many devices as the mesh, of any kind; nothing is
+    allocated on them.
 
     Raises UserError if the mesh does not divide the batch.
     """

@@ -1,8 +1,8 @@
 """Search for the first value of a training step that was not finite, by running the step again part by part.
 
-`flax.linen.intercept_methods` wraps the modules inside a task's loss function while it is traced.  An ordered callback in
-the compiled program then records, for each call of a module, whether its inputs and outputs were finite; also in every
-iteration of a scan, and under remat.
+`flax.linen.intercept_methods` wraps the modules inside a task's loss function while it is traced.  An ordered callback
+in the compiled program then records, for each call of a module, whether its inputs and outputs were finite; also in
+every iteration of a scan, and under remat.
 """
 
 from collections import deque
@@ -155,9 +155,7 @@ def _describe_call(calls: list[ModuleCall], index: int) -> str:
     return f'the first input that is not finite is that of {name}; it was computed between modules'
 
 
-def _last_nonfinite_gradient(
-    grads: Params, calls: list[ModuleCall], depths: dict[tuple[str, ...], int]
-) -> str | None:
+def _last_nonfinite_gradient(grads: Params, calls: list[ModuleCall], depths: dict[tuple[str, ...], int]) -> str | None:
     """Return the path of the parameter whose gradient is not finite and whose module was called last.
 
     Parameters that a scan stacks have the index of their layer after the path.

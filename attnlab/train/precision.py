@@ -57,7 +57,9 @@ def make_scaled_gradient(
     scale: the loss scale under which the gradient is computed; None for no scaling.
     """
 
-    def scaled_loss(params: Params, batch: Batch, rng: jax.Array) -> tuple[jax.Array, tuple[LossSums, jax.Array | None]]:
+    def scaled_loss(
+        params: Params, batch: Batch, rng: jax.Array
+    ) -> tuple[jax.Array, tuple[LossSums, jax.Array | None]]:
         sums = loss(params, batch, rng)
         if scale is None:
             return sums.total, (sums, None)

@@ -45,8 +45,9 @@ def trace_steps(update: CompiledStep, folder: Path, start: int, steps: tuple[int
         is_tracing = False
         jax.profiler.stop_trace()
         trace = max(folder.rglob('*.trace.json.gz'), default=folder)
-        logging.info('steps %d to %d are traced in %s: open %s at https://ui.perfetto.dev, or the folder with '
-                     'TensorBoard and its profile plugin (pip install xprof)', first, steps_done, folder, trace)  # fmt: skip
+        viewers = 'https://ui.perfetto.dev, or the folder with TensorBoard and its profile plugin (pip install xprof)'
+        message = 'steps %d to %d are traced in %s: open %s at %s'
+        logging.info(message, first, steps_done, folder, trace, viewers)
 
     try:
         yield traced_update

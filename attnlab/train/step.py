@@ -116,9 +116,7 @@ def make_update(
     """
     axis = None if layout is None else layout.axis
 
-    def update(
-        state: TrainState, batch: Batch, hyperparameters: Hyperparameters
-    ) -> tuple[TrainState, StepMetrics]:
+    def update(state: TrainState, batch: Batch, hyperparameters: Hyperparameters) -> tuple[TrainState, StepMetrics]:
         device = None if axis is None else jax.lax.axis_index(axis)
         keys = noise_keys(hyperparameters.seed, accumulate, state.step, device)
         micro_batches = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)

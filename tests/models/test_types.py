@@ -110,7 +110,7 @@ def trained(model, inputs):
 def test_with_64_bits_parameters_and_optimizer_have_the_types_that_they_have_without(name):
     with jax.enable_x64(True):
         before, after = trained(*MODELS[name])
-    dtypes = {x.dtype.name for x in jax.tree.leaves((before.params, before.average))}
+    dtypes = {x.dtype.name for x in jax.tree.leaves((before.params, before.ema_params))}
     assert dtypes == {'float32'}
     assert {x.dtype.name for x in jax.tree.leaves(before)} == {'float32', 'int32'}
     assert jax.tree.map(lambda x: x.dtype, before) == jax.tree.map(lambda x: x.dtype, after)

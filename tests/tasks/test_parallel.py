@@ -93,15 +93,15 @@ def scored(config, mesh, programs):
     """The scores of drawn parameters, and the operations of one device in all its programs."""
     task = create_task(config)
     layout = devices.make_layout('jit', mesh, rows=16)
-    shapes = layout.stored(jax.eval_shape(task.init, jax.random.key(0)))
+    shapes = layout.stored_shapes(jax.eval_shape(task.init, jax.random.key(0)))
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: jax.device_put(random_parameter(path, x), x.sharding), shapes
     )
     programs.clear()
-    scores = layout.use(task.validate, params)
+    scores = layout.evaluate(task.validate, params)
     assert all(x.is_fully_replicated for *_, result in programs for x in jax.tree.leaves(result))
     each = {jax.tree.map(np.shape, (id(run), *args)).__repr__(): (run, args) for run, args, _ in programs}
-    costs = layout.use(lambda _: [run.lower(*args).compile().cost_analysis() for run, args in each.values()], params)
+    costs = layout.evaluate(lambda _: [run.lower(*args).compile().cost_analysis() for run, args in each.values()], params)
     return scores, sum(cost['flops'] for cost in costs)
 
 

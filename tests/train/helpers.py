@@ -75,7 +75,7 @@ def newest_of(config, workdir):
 
 
 def _newest(config, init, workdir):
-    shapes = jax.eval_shape(partial(make_setup(config, EXAMPLES).initial, init), np.uint32(0))
+    shapes = jax.eval_shape(partial(make_setup(config, EXAMPLES).initial_state, init), np.uint32(0))
     with checkpoint.checkpoint_manager(workdir) as manager:
         return checkpoint.restore_latest(manager, *loop.checkpoint_items(shapes))
 

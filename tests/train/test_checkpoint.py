@@ -83,7 +83,7 @@ def test_a_signal_in_the_midst_of_reading_is_no_damage(tmp_path, monkeypatch):
     def stopped(folder, tree):
         raise Stopped(15, 0)
 
-    monkeypatch.setattr(checkpoint, '_read', stopped)
+    monkeypatch.setattr(checkpoint, '_read_arrays', stopped)
     with checkpoint.checkpoint_manager(tmp_path) as manager, pytest.raises(Stopped):
         checkpoint.restore_latest(manager, *shapes())
 
@@ -177,7 +177,7 @@ def test_what_is_newer_than_the_step_a_run_goes_on_from_makes_room(tmp_path, cap
         checkpoint.set_aside_damaged(manager, 2)
         folder = tmp_path / 'checkpoints'
         assert [line for line in caplog.messages if 'is now' in line] == [
-            f'checkpoint of step {step} is now {folder}/{step}.damaged: the run goes on from step 2' for step in (3, 7)
+            f'checkpoint of step {step} is now {folder}/{step}.damaged: the run continues from step 2' for step in (3, 7)
         ]
         checkpoint.save_checkpoint(manager, saved(3))
         jax.tree.map(np.testing.assert_array_equal, checkpoint.restore_latest(manager, *shapes()), saved(3))

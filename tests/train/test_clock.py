@@ -30,17 +30,17 @@ def now(monkeypatch):
 def test_shares_and_rates(now):
     made = clock.Clock({'a': 100.0, 'b': 300.0}.__getitem__, 1000.0)
     for _ in range(2):  # the second interval knows nothing of the first
-        with made.spend('wait'):
+        with made.measure('wait'):
             now(1)
         for seconds in (3, 2):
-            with made.spend('save'):
+            with made.measure('save'):
                 now(seconds)
-        with made.spend('evaluate'):
+        with made.measure('evaluate'):
             now(12)
         now(2)
         for shape in 'ababab':
             made.count(50, shape)
-        assert made.rates() == {
+        assert made.read_rates() == {
             'steps_per_second': 2.0, 'weight_per_second': 100.0, 'data_share': 1 / 3, 'save_share': 0.25,
             'evaluate_share': 0.6, 'flops_per_second': 400.0, 'utilisation': 0.4,
         }  # fmt: skip
@@ -51,15 +51,15 @@ def test_what_is_not_known_is_not_told(now):
     made = clock.Clock(known)
     made.count(1, 'a')
     now(1)
-    assert 'utilisation' not in (rates := made.rates()) and rates['flops_per_second'] == 200.0
+    assert 'utilisation' not in (rates := made.read_rates()) and rates['flops_per_second'] == 200.0
     made = clock.Clock(known, 1.0)
     for shape in 'aba':
         made.count(1, shape)
     now(1)
-    assert not {'utilisation', 'flops_per_second'} & made.rates().keys()
+    assert not {'utilisation', 'flops_per_second'} & made.read_rates().keys()
     made.count(1, 'a')
     now(1)
-    assert made.rates()['utilisation'] == 200.0
+    assert made.read_rates()['utilisation'] == 200.0
 
 
 def costs(config):

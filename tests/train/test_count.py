@@ -85,7 +85,7 @@ def test_gpt3_by_hand_in_little_time_and_memory(rows):
     forward = 2 * T * (12 * D * D) + 4 * T * T * D
     assert by['FLOP, forward'].layer == forward and by['FLOP, forward'].rest == 2 * T * D * V
     # Full remat computes a block once more on the way back, all but its last product.
-    assert by['FLOP, with backward'].layer == 4 * forward - 2 * T * 4 * D * D
+    assert by['FLOP, forward and backward'].layer == 4 * forward - 2 * T * 4 * D * D
     assert by['parameters'].whole - by['  without embeddings'].whole == (V + T) * D
     assert by['key-value cache'].whole == L * 2 * T * D * 2  # bfloat16
     assert by['activations'].layer == T * D * 2  # what comes in
@@ -109,9 +109,9 @@ def test_experts_have_all_parameters_and_an_active_share_of_the_work(rows):
     mlp, router = 2 * D * 4 * D, D * E
     more = {name: experts[name].layer - dense[name].layer for name in dense}
     assert more['parameters'] == (E - 1) * mlp + router
-    assert experts['  active a token'].layer - dense['parameters'].layer == (A - 1) * mlp + router
+    assert experts['  active per token'].layer - dense['parameters'].layer == (A - 1) * mlp + router
     assert more['FLOP, forward'] == 2 * T * ((A - 1) * mlp + router)
-    assert more['FLOP, with backward'] == 3 * more['FLOP, forward']
+    assert more['FLOP, forward and backward'] == 3 * more['FLOP, forward']
     assert experts['parameters'].rest == dense['parameters'].rest
     assert more['key-value cache'] == 0
 

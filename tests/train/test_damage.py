@@ -56,8 +56,8 @@ def passed_over(workdir, caplog):
     assert found.step == 1 and found.progress == saved(1).progress
     jax.tree.map(np.testing.assert_array_equal, found, saved(1))
     [line] = caplog.messages
-    assert line.startswith('checkpoint of step 2 is damaged and passed over: ') and '\n' not in line
-    return line.removeprefix('checkpoint of step 2 is damaged and passed over: ')
+    assert line.startswith('checkpoint of step 2 is damaged and skipped: ') and '\n' not in line
+    return line.removeprefix('checkpoint of step 2 is damaged and skipped: ')
 
 
 def files(workdir):
@@ -76,7 +76,7 @@ def outcome(workdir, path, content, caplog):
     jax.tree.map(np.testing.assert_array_equal, found, saved(found.step))
     lines = caplog.messages
     assert len(lines) == (found.step == 1) and all('\n' not in line for line in lines)
-    assert all(line.startswith('checkpoint of step 2 is damaged and passed over: ') for line in lines)
+    assert all(line.startswith('checkpoint of step 2 is damaged and skipped: ') for line in lines)
     return found.step
 
 
@@ -112,7 +112,7 @@ def test_one_flipped_bit_in_each_file_of_the_newest_step(workdir, caplog):
 
 def test_each_bit_of_an_array(workdir, caplog, monkeypatch):
     """Read from a whole file, and wrong all the same: told by the name of the array."""
-    real, at = checkpoint._read, 0
+    real, at = checkpoint._read_arrays, 0
 
     def flipped(folder, tree):
         arrays = real(folder, tree)
@@ -122,7 +122,7 @@ def test_each_bit_of_an_array(workdir, caplog, monkeypatch):
             arrays['layer']['bias'] = jnp.asarray(bits.view(jnp.bfloat16))
         return arrays
 
-    monkeypatch.setattr(checkpoint, '_read', flipped)
+    monkeypatch.setattr(checkpoint, '_read_arrays', flipped)
     for at in range(7 * 16):  # noqa: B007  (read in flipped)
         why = passed_over(workdir, caplog)
         assert why == 'params/layer/bias does not have the checksum that it was saved with'
@@ -199,4 +199,4 @@ def test_a_best_step_that_was_deleted_is_called_missing(workdir, caplog):
     with checkpoint.checkpoint_manager(workdir, read_only=True) as manager:
         assert checkpoint.restore_best(manager, shapes()[0]).step == 2
     [line] = caplog.messages
-    assert line.startswith('checkpoint of step 1 is missing and passed over: ')
+    assert line.startswith('checkpoint of step 1 is missing and skipped: ')

@@ -61,9 +61,9 @@ def test_each_program_of_pmap_has_noise_of_its_own():
     for count in (1, 4):
         setup = make_setup(config(parallel='pmap', mesh=f'data={count}'), 32)
         layout = setup.layout
-        state = layout.replicate(setup.initial(task.init, np.uint32(0)))
-        update = setup.compiled(task.loss, state)
-        values.append(float(layout.local(update(state, layout.batch(task.batch(0)))[1])['loss']))
+        state = layout.replicate(setup.initial_state(task.init, np.uint32(0)))
+        update = setup.compile_step(task.loss, state)
+        values.append(float(layout.to_local(update(state, layout.put_batch(task.batch(0)))[1])['loss']))
     assert values[0] != values[1]  # the mean of four draws, and not of one four times
 
 
@@ -98,12 +98,12 @@ def test_the_same_bits_again(tmp_path):
 def test_the_way_there_and_back(parallel):
     layout = devices.make_layout(parallel, 'data=4', 8)
     plain = {'w': np.arange(3.0, dtype=np.float32), 'n': np.int32(7)}
-    state = layout.replicate(layout.start(lambda: jax.tree.map(jnp.asarray, plain)))
-    for tree in (layout.local(state), layout.unreplicate(state)):
+    state = layout.replicate(layout.initialize(lambda: jax.tree.map(jnp.asarray, plain)))
+    for tree in (layout.to_local(state), layout.unreplicate(state)):
         jax.tree.map(np.testing.assert_array_equal, tree, plain)
     assert len(state['w'].devices()) == 4
-    assert layout.local(state)['w'].devices() == {jax.devices()[0]}
-    rows = layout.batch({'x': np.arange(16).reshape(8, 2)})['x']
+    assert layout.to_local(state)['w'].devices() == {jax.devices()[0]}
+    rows = layout.put_batch({'x': np.arange(16).reshape(8, 2)})['x']
     if parallel == 'jit':
         assert [shard.data.shape for shard in rows.addressable_shards] == [(2, 2)] * 4
     np.testing.assert_array_equal(np.asarray(rows).reshape(8, 2), np.arange(16).reshape(8, 2))
@@ -111,9 +111,9 @@ def test_the_way_there_and_back(parallel):
 
 def test_rows_of_a_batch_that_one_process_makes():
     layout = devices.make_layout('jit', 'data=2,sequence=2', 8)
-    assert layout.rows(8) == slice(0, 8)
+    assert layout.process_rows(8) == slice(0, 8)
     whole = np.arange(48).reshape(8, 6)
-    for made in (layout.batch({'x': whole})['x'], layout.batch({'x': whole}, 8)['x']):
+    for made in (layout.put_batch({'x': whole})['x'], layout.put_batch({'x': whole}, 8)['x']):
         np.testing.assert_array_equal(made, whole)
         assert [shard.data.shape for shard in made.addressable_shards] == [(4, 3)] * 4
 
@@ -158,6 +158,6 @@ def test_meshes_that_cannot_be_counted_are_refused_at_once():
 def test_rows_to_evaluate_at_once(monkeypatch, limit, count, alone, cpu, each):
     found = lambda params: mesh_axes.evaluation_batch_size(limit, count)
     layout = devices.make_layout('jit', 'data=2,fsdp=2,tensor=2', 8)
-    assert found(None) == alone and layout.use(found, None) == cpu
+    assert found(None) == alone and layout.evaluate(found, None) == cpu
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')  # whose devices have a memory each
-    assert layout.use(found, None) == each
+    assert layout.evaluate(found, None) == each

@@ -79,7 +79,7 @@ def test_a_run_goes_on_from_before_a_damaged_step_as_the_whole_one_went(tmp_path
     with caplog.at_level('INFO'):
         loop.run_training_loop(config(), plain, broken)
     lines = [record.getMessage() for record in caplog.records if record.name == 'root']
-    said = ['step 12 is damaged and passed over: ', 'continues from step 10', 'step 12 is now ']
+    said = ['step 12 is damaged and skipped: ', 'continues from step 10', 'step 12 is now ']
     assert len(lines) == 3 and all(part in line for part, line in zip(said, lines, strict=True))
     same_runs(whole, broken)
 
@@ -274,7 +274,7 @@ def test_direction_of_best(tmp_path):
 )
 def test_durations_that_make_no_sense_are_refused(changes, named):
     with pytest.raises(UserError, match=named):
-        Durations.of(config(**changes), EXAMPLES)
+        Durations.from_config(config(**changes), EXAMPLES)
 
 
 def test_the_last_line_cut_by_a_kill_is_written_again(tmp_path):

@@ -65,7 +65,7 @@ def blamed(model, change=lambda params: params, batch=None, log=False):
 @pytest.mark.parametrize(('remat', 'layer'), [(False, 0), (True, 2)])
 def test_the_layer_that_overflows_is_named(remat, layer):
     inside = lambda params: changed(params, ('layers', 'out', 'kernel'), HUGE, layer)
-    name = f'layers/out in turn {layer} (of 0 to 2) of its scan'
+    name = f'layers/out in iteration {layer} (of 0 to 2) of its scan'
     said = blamed(Model(True, remat), inside)
     assert said == f'the first output that is not finite is that of {name}, from finite inputs'
     alone = lambda params: changed(params, (f'layer_{layer}', 'out', 'kernel'), HUGE)
@@ -74,8 +74,8 @@ def test_the_layer_that_overflows_is_named(remat, layer):
 
 def test_what_is_made_between_modules_is_told_apart():
     said = blamed(Model(True, False), lambda params: changed(params, ('divisor',), 0))
-    assert said == ('the first module that meets what is not finite is layers/into in turn 0 (of 0 to 2) of its scan: '
-                    'its input, made between modules, is not')  # fmt: skip
+    assert said == ('the first input that is not finite is that of layers/into in iteration 0 (of 0 to 2) of its scan; '
+                       'it was computed between modules')  # fmt: skip
 
 
 @pytest.mark.parametrize(('remat', 'layer'), [(False, 0), (True, 2)])
@@ -93,7 +93,7 @@ def test_parameters_inputs_and_the_loss_itself():
     poisoned = lambda params: changed(params, ('layers', 'into', 'bias'), np.nan, 1)
     assert blamed(model, poisoned) == 'the parameter layers/into/bias was not finite before the step'
     assert blamed(model, batch={'x': np.full((2, 4), np.inf, np.float32)}) == 'the input x is not finite'
-    assert blamed(model, log=True) == 'the outputs of all modules are finite, the loss made of them is -inf'
+    assert blamed(model, log=True) == 'the outputs of all modules are finite, the loss computed from them is -inf'
     assert blamed(model) == 'run again on one device, every gradient is finite'
 
 
@@ -114,7 +114,7 @@ def unlucky(step, micro, place):
 @pytest.mark.parametrize(('parallel', 'place'), [('jit', None), ('pmap', 1)])
 def test_a_run_repeats_the_step_that_failed(tmp_path, parallel, place):
     made = config(accumulate=2, parallel=parallel, mesh='data=2')
-    with pytest.raises(RunError, match='step 5: the loss is inf; the .* loss made of them is inf$'):
+    with pytest.raises(RunError, match='step 5: the loss is inf; the .* loss computed from them is inf$'):
         loop.run_training_loop(made, unlucky(4, 1, place), tmp_path, debug_nans=True)
 
 

@@ -18,11 +18,11 @@ STEPS, STEP, LIMIT = 100, 0.02, 0.03
 
 
 def sleeping(task):
-    """In place of `Setup.compiled`: a step that gives values of the same names, takes none of the cores, and `STEP`."""
-    compiled = Setup.compiled
+    """In place of `Setup.compile_step`: a step that gives values of the same names, takes none of the cores, and `STEP`."""
+    compiled = Setup.compile_step
 
     def asleep(setup, loss, state):
-        batch = setup.layout.batch(task.batch(0))
+        batch = setup.layout.put_batch(task.batch(0))
         values = jax.eval_shape(compiled(setup, loss, state), state, batch)[1]
         values = {name: jnp.ones(x.shape, x.dtype) for name, x in values.items()}
 
@@ -51,10 +51,10 @@ def test_the_loop_adds_at_most_three_per_cent_to_a_step_of_twenty_milliseconds(t
     }  # fmt: skip
     config = configs.load_experiment('experiments/vision/digits.py', list(changes.items()))
     task = tasks.create_task(config)
-    monkeypatch.setattr(Setup, 'compiled', sleeping(task))
+    monkeypatch.setattr(Setup, 'compile_step', sleeping(task))
     setup = make_setup(task.config, task.examples)
-    fresh = lambda: setup.layout.start(functools.partial(setup.initial, task.init), np.uint32(0))
-    update, batch = setup.compiled(task.loss, fresh()), setup.layout.batch(task.batch(0))
+    fresh = lambda: setup.layout.initialize(functools.partial(setup.initial_state, task.init), np.uint32(0))
+    update, batch = setup.compile_step(task.loss, fresh()), setup.layout.put_batch(task.batch(0))
     ours, bare = [], []
     for turn in range(5):  # one after the other, as the machine is not equally fast at all times
         state, _ = jax.block_until_ready(update(fresh(), batch))

@@ -81,11 +81,11 @@ def losses(made, folder, dtype, steps=80):
     config = made(folder, model__dtype=dtype, optimizer__learning_rate='0.02', train__duration=f'{steps} steps')
     task = tasks.create_task(config)
     setup = make_setup(task.config, task.examples)
-    update = jax.jit(make_update(task.loss, setup.optimize, setup.schedule), compiler_options=QUICK)
-    state = jax.jit(functools.partial(setup.initial, task.init))(np.uint32(0))
+    update = jax.jit(make_update(task.loss, setup.make_optimizer, setup.schedule), compiler_options=QUICK)
+    state = jax.jit(functools.partial(setup.initial_state, task.init))(np.uint32(0))
     told = []
     for step in range(steps):
-        state, values = update(state, task.batch(step), setup.numbers)
+        state, values = update(state, task.batch(step), setup.hyperparameters)
         told.append({name: float(value) for name, value in values.items()})
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype('float32')}
     return told
@@ -147,18 +147,18 @@ def test_a_step_that_overflows_changes_the_scale_alone(parallel, accumulate, bad
     before = stated(scale_of(2.0**10, 7, 3), {'w': jnp.ones(3)}, optimize)
     before = before._replace(average={'w': jnp.zeros(3)})
     expected = jax.tree.map(np.asarray, before)
-    state = layout.replicate(layout.start(lambda: before))
+    state = layout.replicate(layout.initialize(lambda: before))
     step = layout.compile(update_of(large, optimize, accumulate, rate=0.1, ema=0.9, layout=layout), state)
-    state, values = layout.local(step(state, layout.batch({'x': x})))
+    state, values = layout.to_local(step(state, layout.put_batch({'x': x})))
     assert int(state.step) == 1 and float(values['loss_scale']) == 2.0**10
     same = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()), state, expected)
     if bad:
         assert not np.isfinite(values['gradient_norm']) and values['skipped'] == 4
-        assert all(jax.tree.leaves((same.params, same.optimizer, same.average)))
-        assert [float(x) for x in state.scale] == [2.0**9, 0, 4]
+        assert all(jax.tree.leaves((same.params, same.opt_state, same.ema_params)))
+        assert [float(x) for x in state.loss_scale] == [2.0**9, 0, 4]
     else:
-        assert not any(jax.tree.leaves((same.params, same.average))) and values['skipped'] == 3
-        assert [float(x) for x in state.scale] == [2.0**10, 8, 3]
+        assert not any(jax.tree.leaves((same.params, same.ema_params))) and values['skipped'] == 3
+        assert [float(x) for x in state.loss_scale] == [2.0**10, 8, 3]
         np.testing.assert_allclose(values['gradient_norm'], 2e-4 * 3**0.5, rtol=5e-3)
 
 

@@ -46,11 +46,11 @@ def test_a_run_that_ends_in_the_middle_keeps_what_it_has(tmp_path):
 def test_a_run_that_is_past_them_says_so(tmp_path, caplog):
     loop.run_training_loop(config(schedule='constant', duration='5 steps'), make_task(), tmp_path)
     loop.run_training_loop(config(schedule='constant'), make_task(), tmp_path, profile=(5, 7))
-    assert '--profile=5..7: the run goes on from step 5; nothing is traced' in caplog.messages
+    assert '--profile=5..7: the run continues from step 5; nothing is traced' in caplog.messages
     assert not (tmp_path / 'profile').exists()
 
 
 def test_steps_that_the_run_has_not_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(UserError, match='--profile=15..21 asks for steps that are not: the run has 20'):
+    with pytest.raises(UserError, match='--profile is 15..21; expected steps of the run, which has 20'):
         run.train_run(tiny_grammar_config(), tmp_path / 'new', profile=(15, 21))
     assert not (tmp_path / 'new').exists()

@@ -27,13 +27,13 @@ def trained(config):
     task = tasks.create_task(config)
     setup = make_setup(task.config, task.examples)
     layout = setup.layout
-    state = layout.replicate(layout.start(functools.partial(setup.initial, task.init), np.uint32(config.seed)))
-    update = setup.compiled(task.loss, state)
+    state = layout.replicate(layout.initialize(functools.partial(setup.initial_state, task.init), np.uint32(config.seed)))
+    update = setup.compile_step(task.loss, state)
     values = {}
     for step in range(STEPS):
-        state, values = update(state, layout.batch(task.batch(step)))
-    whole = layout.local(state)
-    return jax.tree.map(np.asarray, (whole.params, whole.average, layout.local(values)))
+        state, values = update(state, layout.put_batch(task.batch(step)))
+    whole = layout.to_local(state)
+    return jax.tree.map(np.asarray, (whole.params, whole.ema_params, layout.to_local(values)))
 
 
 def language(folder, changes, mesh, **more):
@@ -100,7 +100,7 @@ def test_where_an_array_lies(path, shape, spec):
 
 
 def test_what_no_rule_covers_is_refused():
-    with pytest.raises(ValueError, match=r'no rule says how to divide odd/thing \(4,\); add one to'):
+    with pytest.raises(ValueError, match=r'no sharding rule matches odd/thing \(4,\); add one to'):
         sharding.parameter_spec('odd/thing', (4,), {'fsdp': 2})
-    with pytest.raises(ValueError, match=r'the rule for attention/query/kernel has 3 axes; the array has shape \(4,\)'):
+    with pytest.raises(ValueError, match=r'the sharding rule for attention/query/kernel has 3 axes; the array has shape \(4,\)'):
         sharding.parameter_spec('attention/query/kernel', (4,), {'fsdp': 2})

@@ -21,8 +21,8 @@ def test_seed_rate_and_decay_are_arguments_of_one_program():
     programs = []
     for seed, rate, decay in ((0, 0.1, 0.2), (4, 0.05, 0.3)):
         setup = make_setup(config(seed, learning_rate=rate, weight_decay=decay, ema=0.9), EXAMPLES)
-        state = setup.initial(make_task().init, np.uint32(0))
-        step = setup.compiled(make_task().loss, state)
+        state = setup.initial_state(make_task().init, np.uint32(0))
+        step = setup.compile_step(make_task().loss, state)
         programs.append(str(jax.make_jaxpr(step)(state, make_task().batch(0))))
     assert programs[0] == programs[1]
 
