@@ -90,8 +90,8 @@ def count_costs(config: RunConfig | ConfigDict) -> tuple[str, list[CostRow]]:
     if layers:
         small_dense = [outlines[1] for outlines in small]
         gradient = lambda model: jax.value_and_grad(_sum_of_outputs(model))
-        rows.append(_compiler_row("  XLA's estimate, forward", lambda model: model.forward, small_dense, layers))
-        rows.append(_compiler_row("  XLA's estimate, both", gradient, small_dense, layers))
+        rows.append(_compiler_row('  XLA estimate, forward', lambda model: model.forward, small_dense, layers))
+        rows.append(_compiler_row('  XLA estimate, forward and backward', gradient, small_dense, layers))
     saved = lambda model, _: saved_bytes(model.forward, model.params, *model.batch)
     rows.append(make_row('activations', 'B', saved))
     if as_configured.cache is not None:

@@ -39,7 +39,7 @@ def test_shares_and_rates(now):
             now(12)
         now(2)
         for shape in 'ababab':
-            made.count(50, shape)
+            made.count_step(50, shape)
         assert made.read_rates() == {
             'steps_per_second': 2.0, 'weight_per_second': 100.0, 'data_share': 1 / 3, 'save_share': 0.25,
             'evaluate_share': 0.6, 'flops_per_second': 400.0, 'utilisation': 0.4,
@@ -49,15 +49,15 @@ def test_shares_and_rates(now):
 def test_what_is_not_known_is_not_told(now):
     known = {'a': 200.0, 'b': math.nan}.__getitem__
     made = clock.Clock(known)
-    made.count(1, 'a')
+    made.count_step(1, 'a')
     now(1)
     assert 'utilisation' not in (rates := made.read_rates()) and rates['flops_per_second'] == 200.0
     made = clock.Clock(known, 1.0)
     for shape in 'aba':
-        made.count(1, shape)
+        made.count_step(1, shape)
     now(1)
     assert not {'utilisation', 'flops_per_second'} & made.read_rates().keys()
-    made.count(1, 'a')
+    made.count_step(1, 'a')
     now(1)
     assert made.read_rates()['utilisation'] == 200.0
 
