@@ -19,7 +19,7 @@ from tests.sweeps.processes import environment as process_environment
     ([0, 1], 3, [[0], [1], [0]]),
     ([5, 6, 7], 1, [[5, 6, 7]]),
 ])  # fmt: skip
-def test_parts(things, count, parts):
+def test_split_evenly(things, count, parts):
     assert [environment._split_evenly(things, number, count) for number in range(count)] == parts
 
 
@@ -31,7 +31,7 @@ def test_parts(things, count, parts):
     ('-1', 2, 1, '-1', None),
     ('', 2, 1, '', None),
 ])  # fmt: skip
-def test_gpus(monkeypatch, visible, count, number, expected, fraction):
+def test_restrict_hardware_sets_gpus_and_memory_fraction(monkeypatch, visible, count, number, expected, fraction):
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
     monkeypatch.delenv('XLA_PYTHON_CLIENT_MEM_FRACTION', raising=False)
     monkeypatch.setattr(environment.os, 'sched_setaffinity', lambda pid, cores: None, raising=False)
@@ -42,7 +42,7 @@ def test_gpus(monkeypatch, visible, count, number, expected, fraction):
 
 
 @pytest.mark.skipif(not hasattr(os, 'sched_getaffinity'), reason='this system does not tell a process its cores')
-def test_cores():
+def test_restrict_hardware_gives_each_process_its_own_cores():
     """Of processes; together they have all, and none has another's where there are enough."""
     count = min(len(os.sched_getaffinity(0)), 2)
     program = 'import os, sys; from attnlab import environment; environment.restrict_hardware(int(sys.argv[1]), int(sys.argv[2])); '
@@ -59,7 +59,7 @@ def test_cores():
     assert set.union(*found) == os.sched_getaffinity(0) and sum(map(len, found)) == len(set.union(*found))
 
 
-def test_programs_from_the_cache_are_read_in_silence(tmp_path):
+def test_reading_cached_programs_prints_nothing(tmp_path):
     """Also where jaxlib takes a processor's preferences for features that it lacks."""
     program = (
         'from attnlab import environment; environment.configure_process(); import jax; print(jax.jit(lambda x: x @ x)'
@@ -75,7 +75,7 @@ def test_programs_from_the_cache_are_read_in_silence(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('platform', ['cuda', 'nonsense'])
-def test_every_command_that_computes_tells_an_absent_platform_in_one_line(tmp_path, platform):
+def test_commands_report_a_missing_platform_in_one_line(tmp_path, platform):
     if platform == 'cuda' and list(Path('/proc/driver/nvidia/gpus').glob('*')):
         pytest.skip('this machine has a GPU')
     experiment = '--config=experiments/vision/digits.py'
@@ -118,12 +118,12 @@ print('it went on')
 
 
 @pytest.mark.parametrize('when', ['in the midst of a callback', 'a second time'])
-def test_an_interrupt_ends_the_process_in_one_line(when):
+def test_interrupt_ends_the_process_with_one_line(when):
     done = subprocess.run([sys.executable, '-c', INTERRUPTED, when], env=process_environment(), capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, b'', b'attnlab: interrupted\n')
 
 
-def test_an_interrupt_that_the_process_was_started_to_ignore_stays_ignored():
+def test_ignored_interrupt_stays_ignored():
     program = 'import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)' + INTERRUPTED
     done = subprocess.run([sys.executable, '-c', program, 'in the midst of a callback'], env=process_environment(),
                           capture_output=True)  # fmt: skip

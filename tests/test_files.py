@@ -18,7 +18,7 @@ with files.replace_atomically(sys.argv[1]) as part:
 """
 
 
-def test_a_file_takes_the_old_ones_place(tmp_path):
+def test_file_is_replaced_at_the_end(tmp_path):
     path = tmp_path / 'scores.json'
     files.write_file(path, 'é\r\n')
     assert path.read_bytes() == b'\xc3\xa9\r\n'
@@ -28,7 +28,7 @@ def test_a_file_takes_the_old_ones_place(tmp_path):
     assert path.read_bytes() == b'new' and list(tmp_path.iterdir()) == [path]
 
 
-def test_after_an_error_the_old_one_stands(tmp_path):
+def test_error_keeps_the_old_file(tmp_path):
     path = tmp_path / 'scores.json'
     files.write_file(path, b'old')
     with pytest.raises(OSError, match='full'), files.replace_atomically(path) as part:
@@ -37,20 +37,20 @@ def test_after_an_error_the_old_one_stands(tmp_path):
     assert path.read_bytes() == b'old' and list(tmp_path.iterdir()) == [path]
 
 
-def test_an_error_names_the_file_that_was_asked_for(tmp_path):
+def test_error_names_the_requested_file(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         files.write_file(tmp_path / 'none' / 'scores.json', b'')
     assert caught.value.filename == str(tmp_path / 'none' / 'scores.json')
 
 
-def test_a_lock_is_held_until_it_is_closed(tmp_path):
+def test_lock_is_held_until_the_file_is_closed(tmp_path):
     with files.lock_file(tmp_path / '.lock'):
         assert files.lock_file(tmp_path / '.lock') is None
     with files.lock_file(tmp_path / '.lock') as held:
         assert held is not None
 
 
-def test_a_kill_leaves_the_old_one(tmp_path):
+def test_kill_keeps_the_old_file(tmp_path):
     path = tmp_path / 'scores.json'
     files.write_file(path, b'old')
     env = {**os.environ, 'PYTHONPATH': str(Path(files.__file__).parents[1])}
@@ -60,7 +60,7 @@ def test_a_kill_leaves_the_old_one(tmp_path):
     assert path.read_bytes() == b'new'
 
 
-def test_a_file_beside_a_printed_result_may_fail_and_is_told_once(tmp_path, caplog):
+def test_write_errors_are_logged_once_for_a_folder(tmp_path, caplog):
     (tmp_path / 'samples').touch()
     for _ in range(2):
         with files.log_write_errors(tmp_path):
@@ -70,7 +70,7 @@ def test_a_file_beside_a_printed_result_may_fail_and_is_told_once(tmp_path, capl
         raise BrokenPipeError
 
 
-def test_a_folder_that_can_be_written_stays_as_it_was(tmp_path):
+def test_check_writable_leaves_the_folder_unchanged(tmp_path):
     files.check_writable(tmp_path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(OSError, match="No such file or directory: '.*nowhere'"):

@@ -61,7 +61,7 @@ def modules() -> list[str]:
 
 
 @pytest.mark.parametrize('file', modules())
-def test_arrows_point_down(file):
+def test_modules_import_only_lower_packages(file):
     path = PACKAGE.parent / file
     room = path.relative_to(PACKAGE).parts[0].removesuffix('.py')
     room = {'__init__': 'cli', '__main__': 'cli'}.get(room, room)
@@ -85,7 +85,7 @@ def test_arrows_point_down(file):
     ('tasks', 'import attnlab.report.page'),
     ('errors', 'from attnlab import configs'),
 ])  # fmt: skip
-def test_an_arrow_upwards_is_seen(room, source):
+def test_forbidden_import_is_detected(room, source):
     assert faults(room, imports(source, f'attnlab.{room}'))
 
 
@@ -95,5 +95,5 @@ def test_an_arrow_upwards_is_seen(room, source):
     ('report', 'import numpy\nfrom attnlab.data import alignments'),
     ('train', 'from attnlab.tasks.task import Task\nfrom attnlab import errors, tasks'),
 ])  # fmt: skip
-def test_an_arrow_downwards_passes(room, source):
+def test_allowed_import_passes(room, source):
     assert not faults(room, imports(source, f'attnlab.{room}'))

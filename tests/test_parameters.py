@@ -49,7 +49,7 @@ def models(tmp_path_factory):
     return found
 
 
-def test_each_parameter_has_one_row_and_each_row_a_parameter(models):
+def test_each_parameter_matches_one_rule_and_each_rule_is_used(models):
     *rows, vectors = parameters.PARAMETER_RULES
     used = set()
     for path in {path for model in models.values() for path in model}:
@@ -60,7 +60,7 @@ def test_each_parameter_has_one_row_and_each_row_a_parameter(models):
     assert used == set(parameters.PARAMETER_RULES)
 
 
-def test_every_matrix_is_decayed_and_divided(models):
+def test_every_matrix_is_decayed_and_sharded(models):
     for model in models.values():
         for path, (shape, decay) in model.items():
             assert decay == path.endswith(('kernel', 'embedding', 'table', 'attend/vector')), path
@@ -72,12 +72,12 @@ def test_every_matrix_is_decayed_and_divided(models):
                 assert 'fsdp' in even, path
 
 
-def test_a_parameter_outside_of_the_table_is_decayed_if_it_is_a_matrix():
+def test_parameter_without_a_rule_is_decayed_if_it_is_a_matrix():
     assert [parameters.is_decayed('mine/weights', ndim) for ndim in (0, 1, 2, 3)] == [False, False, True, True]
     assert not parameters.is_decayed('blocks/mine/weights', 2)  # a scan's stack of vectors
 
 
-def test_the_block_of_a_parameter():
+def test_find_block_of_a_parameter():
     paths = ('stack/block_3/mlp/up/kernel', 'stage_1_block_0_first/kernel', 'stack/blocks/mlp/up/kernel', 'head/bias')
     assert [parameters.find_block(path) for path in paths] == [(0, 3), (1, 0), None, None]
     assert [parameters.is_stacked(path) for path in paths] == [False, False, True, False]

@@ -32,14 +32,14 @@ def python_in_shell(line: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize('argv', [['--help'], ['--version'], ['train', '--help'], ['eval', '--workdir=x'], ['trian']])
-def test_the_command_line_loads_nothing_heavy(argv):
+def test_command_line_help_imports_no_heavy_modules(argv):
     lines = python('-X', 'importtime', '-m', 'attnlab', *argv).stderr.splitlines()
     loaded = {line.split('|')[-1].strip().split('.')[0] for line in lines if line.startswith('import time:')}
     assert 'attnlab' in loaded
     assert not loaded & {'jax', 'jaxlib', 'flax', 'numpy', 'ml_collections', 'matplotlib', 'rich', 'sacrebleu'}
 
 
-def test_the_package_loads_nothing_heavy():
+def test_importing_the_package_imports_no_heavy_modules():
     code = 'import sys, attnlab, json; print(json.dumps(sorted(sys.modules)))'
     assert not set(json.loads(python('-c', code).stdout)) & {'jax', 'numpy', 'ml_collections', 'matplotlib'}
 
@@ -48,7 +48,7 @@ SHADOWS = ('random', 'token', 'queue', 'argparse', 'json', 'signal', 'jax', 'num
 
 
 @pytest.mark.parametrize('start', [['-m', 'attnlab'], environment.attnlab_command()[1:]], ids=['python -m', 'workers'])
-def test_files_of_the_current_folder_stand_for_no_module(tmp_path, monkeypatch, start):
+def test_files_of_the_current_folder_do_not_shadow_modules(tmp_path, monkeypatch, start):
     """Those of the standard library and of others, such as a user's random.py; `attnlab` itself is not there at all."""
     for name in SHADOWS:
         (tmp_path / f'{name}.py').write_text(f'raise SystemExit("{name}.py of the current folder is run")')
@@ -58,14 +58,14 @@ def test_files_of_the_current_folder_stand_for_no_module(tmp_path, monkeypatch, 
     assert done.stderr.startswith('attnlab: x: ') and 'current folder' not in done.stderr
 
 
-def test_every_process_is_started_by_the_same_command():
+def test_only_environment_builds_command_lines():
     """Also those of `sweep`, `--processes` and jobs, so that none imports from the current folder."""
     sources = Path(attnlab.__file__).parent.rglob('*.py')
     starts = {path.name for path in sources if 'sys.executable' in path.read_text('utf-8')}
     assert starts == {'environment.py'}
 
 
-def test_a_copy_that_is_not_installed_starts_itself(tmp_path):
+def test_uninstalled_copy_runs_its_own_code(tmp_path):
     copy = tmp_path / 'attnlab'
     shutil.copytree(Path(attnlab.__file__).parent, copy, ignore=shutil.ignore_patterns('__pycache__', 'tasks', 'train'))
     (copy / '__init__.py').write_text('__version__ = "of the copy"')
@@ -80,7 +80,7 @@ def test_a_copy_that_is_not_installed_starts_itself(tmp_path):
     ('<&- >&- 2>&-', 0, '', ''),
     ('>/dev/full', 1, '', 'attnlab: No space left on device\n'),
 ])  # fmt: skip
-def test_a_closed_or_full_stream_ends_in_no_traceback(tmp_path, redirection, code, out, error):
+def test_closed_or_full_stream_prints_no_traceback(tmp_path, redirection, code, out, error):
     """And no file that is opened gets the number of a closed stream."""
     program = (
         'import sys; from attnlab import cli, environment; sys.argv = ["attnlab"]; '
@@ -94,14 +94,14 @@ def test_a_closed_or_full_stream_ends_in_no_traceback(tmp_path, redirection, cod
 @pytest.mark.parametrize(('encoding', 'out'), [
     ('ascii', b'True caf\\xe9 \\u2603\n'), ('latin-1', b'True caf\xe9 \\u2603\n'), ('utf-8', OUT.encode())
 ])  # fmt: skip
-def test_what_an_encoding_does_not_have_is_printed_as_escapes(monkeypatch, encoding, out):
+def test_unencodable_characters_are_printed_as_escapes(monkeypatch, encoding, out):
     monkeypatch.setenv('PYTHONIOENCODING', encoding)
     program = 'from attnlab import environment; environment.open_standard_streams(); print(True, "café \u2603")'
     done = subprocess.run([sys.executable, '-c', program], capture_output=True, env=_environment())
     assert (done.returncode, done.stdout, done.stderr) == (0, out, b'')
 
 
-def test_help_is_instant():
+def test_help_takes_less_than_300_ms():
     def seconds() -> float:
         start = time.perf_counter()
         assert python('-m', 'attnlab', '--help').returncode == 0
@@ -110,7 +110,7 @@ def test_help_is_instant():
     assert min(seconds() for _ in range(7)) < 0.3
 
 
-def test_a_process_of_its_own_exits_with_2(tmp_path, monkeypatch):
+def test_user_error_exits_with_2(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     toy.write()
     before = toy.tree()
@@ -120,7 +120,7 @@ def test_a_process_of_its_own_exits_with_2(tmp_path, monkeypatch):
     assert [path for path in toy.tree() if '__pycache__' not in path] == before
 
 
-def test_what_computes_starts_once_more_with_large_pages(monkeypatch):
+def test_computing_commands_restart_with_large_pages(monkeypatch):
     """Of a process: one start where its user has wishes, or nothing is computed; the exit code is the last one's."""
     program = (
         'import os, sys; sys.argv = ["attnlab", *sys.argv[1:]]; from attnlab import cli; '
@@ -139,7 +139,7 @@ def test_what_computes_starts_once_more_with_large_pages(monkeypatch):
     assert starts('eval', '--workdir=nowhere') == (2, ['glibc.malloc.check=0'])
 
 
-def test_processes_that_nobody_has_started(tmp_path):
+def test_processes_auto_without_a_cluster_is_refused(tmp_path):
     repository = Path(attnlab.__file__).parents[1]
     flags = [f'--config={repository}/experiments/vision/digits.py', f'--workdir={tmp_path}/run', '--processes=auto']
     done = python('-m', 'attnlab', 'train', *flags)
@@ -148,7 +148,7 @@ def test_processes_that_nobody_has_started(tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
-def test_a_run_that_cannot_go_on_leaves_at_once_whatever_its_threads_do():
+def test_run_error_ends_the_process_without_waiting_for_threads():
     program = """
 import sys, threading, time
 from attnlab import cli

@@ -43,7 +43,7 @@ print(json.dumps([len(compiled), len(shapes), resident[60], resident[199]]))
 
 
 @pytest.mark.slow
-def test_one_program_for_each_width_and_no_growth(tmp_path):
+def test_one_compilation_for_each_batch_width_and_constant_memory(tmp_path):
     done = subprocess.run([sys.executable, '-c', DRIVER, str(tmp_path / 'run')], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     compiled, widths, early, late = json.loads(done.stdout.splitlines()[-1])

@@ -37,11 +37,11 @@ def save_all(workdir, *many):
         return sorted(manager.all_steps())
 
 
-def test_steps_are_numbers_and_the_newest_two_stay(tmp_path):
+def test_newest_two_steps_in_numerical_order_are_kept(tmp_path):
     assert save_all(tmp_path, saved(9), saved(10), saved(100)) == [10, 100]
 
 
-def test_the_best_stays_too(tmp_path):
+def test_best_step_is_kept(tmp_path):
     assert save_all(tmp_path, saved(1, 0.5, 1), saved(2, 0.5, 1), saved(3, 0.5, 1), saved(4, 0.5, 1)) == [1, 3, 4]
     with checkpoint.checkpoint_manager(tmp_path) as manager:
         assert checkpoint.restore_latest(manager, *shapes()).step == 4
@@ -51,14 +51,14 @@ def test_the_best_stays_too(tmp_path):
 
 
 @pytest.mark.parametrize('step', [50, 100])
-def test_an_older_or_equal_step_is_not_dropped_in_silence(tmp_path, step):
+def test_saving_an_older_or_equal_step_raises(tmp_path, step):
     with checkpoint.checkpoint_manager(tmp_path) as manager:
         checkpoint.save_checkpoint(manager, saved(100))
         with pytest.raises(ValueError, match=f'step {step} is not newer than the saved step 100'):
             checkpoint.save_checkpoint(manager, saved(step))
 
 
-def test_what_comes_back_is_what_went_in_and_can_be_updated(tmp_path):
+def test_restored_state_equals_saved_state_and_can_be_updated(tmp_path):
     save_all(tmp_path, saved(7, 0.25, 7))
     with checkpoint.checkpoint_manager(tmp_path) as manager:
         back = checkpoint.restore_latest(manager, *shapes())
@@ -70,14 +70,14 @@ def test_what_comes_back_is_what_went_in_and_can_be_updated(tmp_path):
     assert jax.tree.structure(updates) == jax.tree.structure(want.params)
 
 
-def test_another_shape_is_refused_by_the_name_of_the_parameter(tmp_path):
+def test_restore_with_another_shape_names_the_parameter(tmp_path):
     save_all(tmp_path, saved(1))
     with checkpoint.checkpoint_manager(tmp_path) as manager:
         with pytest.raises(UserError, match=r'params/layer/bias has shape \(3,\); this config expects \(4,\)'):
             checkpoint.restore_latest(manager, *shapes(width=4))
 
 
-def test_a_signal_in_the_midst_of_reading_is_no_damage(tmp_path, monkeypatch):
+def test_signal_while_reading_does_not_count_as_damage(tmp_path, monkeypatch):
     save_all(tmp_path, saved(1))
 
     def stopped(folder, tree):
@@ -88,7 +88,7 @@ def test_a_signal_in_the_midst_of_reading_is_no_damage(tmp_path, monkeypatch):
         checkpoint.restore_latest(manager, *shapes())
 
 
-def test_nothing_saved_is_none(tmp_path):
+def test_restore_without_checkpoints_returns_none(tmp_path):
     with checkpoint.checkpoint_manager(tmp_path) as manager:
         assert checkpoint.restore_latest(manager, *shapes()) is None
         assert checkpoint.restore_best(manager, shapes()[0]) is None
@@ -108,7 +108,7 @@ def gate(monkeypatch):
     opened.set()
 
 
-def test_a_save_goes_on_while_training_does_and_keeps_what_it_was_given(tmp_path, gate):
+def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, gate):
     trees = jax.tree.map(jnp.copy, (saved(1).params, saved(1).optimizer))
     step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     with checkpoint.checkpoint_manager(tmp_path) as manager:
@@ -122,7 +122,7 @@ def test_a_save_goes_on_while_training_does_and_keeps_what_it_was_given(tmp_path
         jax.tree.map(np.testing.assert_array_equal, checkpoint.restore_latest(manager, *shapes()), saved(1))
 
 
-def test_what_is_written_is_a_copy(tmp_path, monkeypatch):
+def test_save_writes_a_copy_of_the_arrays(tmp_path, monkeypatch):
     """Orbax may keep a CPU's arrays as they are, for how long is its own business."""
     seen, real, one = [], ocp.args.StandardSave, saved(1)
     monkeypatch.setattr(ocp.args, 'StandardSave', lambda tree: seen.append(tree) or real(tree))
@@ -134,7 +134,7 @@ def test_what_is_written_is_a_copy(tmp_path, monkeypatch):
     assert len(written) == len(jax.tree.leaves(seen)) and not given & written
 
 
-def test_leaving_waits_for_the_last_save(tmp_path, gate):
+def test_closing_the_manager_waits_for_the_last_save(tmp_path, gate):
     threading.Timer(0.5, gate.set).start()
     assert save_all(tmp_path, saved(1)) == [1]
     assert (tmp_path / 'checkpoints' / '1').exists()
@@ -143,7 +143,7 @@ def test_leaving_waits_for_the_last_save(tmp_path, gate):
 # Orbax closes its loop of events while writes of the save that failed are still to come back to it.
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize('where', ['finish', 'save', 'end'])
-def test_a_failed_save_is_told_in_one_line_and_the_older_steps_stay(tmp_path, where, gate):
+def test_failed_save_raises_in_one_line_and_keeps_older_steps(tmp_path, where, gate):
     folder, aside = tmp_path / 'checkpoints', tmp_path / 'aside'
     gate.set()
     save_all(tmp_path, saved(1), saved(2))
@@ -168,7 +168,7 @@ def test_a_failed_save_is_told_in_one_line_and_the_older_steps_stay(tmp_path, wh
         jax.tree.map(np.testing.assert_array_equal, checkpoint.restore_latest(manager, *shapes()), saved(2))
 
 
-def test_what_is_newer_than_the_step_a_run_goes_on_from_makes_room(tmp_path, caplog):
+def test_damaged_newer_steps_are_renamed(tmp_path, caplog):
     save_all(tmp_path, saved(1), saved(2), saved(3))
     (tmp_path / 'checkpoints' / '3' / 'params' / 'manifest.ocdbt').unlink()
     (tmp_path / 'checkpoints' / '7').mkdir()
@@ -199,7 +199,7 @@ def divided(tree, count):
     return jax.tree.map(lambda leaf: NamedSharding(grid(count), axes(leaf)), tree)
 
 
-def test_an_array_comes_back_on_other_devices_than_it_was_saved_from(tmp_path):
+def test_arrays_are_restored_on_other_devices(tmp_path):
     kernel = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
     tree = {'kernel': jnp.asarray(kernel), 'bias': jnp.arange(3.0)}
     state = tree, OPTIMIZE.init(tree)
@@ -227,7 +227,7 @@ def test_an_array_comes_back_on_other_devices_than_it_was_saved_from(tmp_path):
 @pytest.mark.parametrize(
     'name', ['run[1]', '[1e-3]', '[x]*', '**', 'a?b', 'above[0]/run', 'a b', '%41#', 'né漢', '{x}$H']
 )
-def test_checkpoints_in_a_folder_of_any_name_can_be_read_there_and_under_another_name(tmp_path, name):
+def test_checkpoints_in_a_folder_of_any_name_can_be_read_also_after_a_rename(tmp_path, name):
     workdir = tmp_path / name
     workdir.mkdir(parents=True)
     save_all(workdir, saved(1))
@@ -238,14 +238,14 @@ def test_checkpoints_in_a_folder_of_any_name_can_be_read_there_and_under_another
 
 
 @pytest.mark.parametrize('name', ['a\\b', 'gs:', 'gs:/x', '\udcff'])
-def test_a_folder_that_cannot_hold_checkpoints_is_refused(tmp_path, name):
+def test_folder_name_that_libraries_would_change_is_refused(tmp_path, name):
     with pytest.raises(UserError, match='checkpoints cannot be saved in .*; expected a path in UTF-8 without'):
         checkpoint.checkpoint_folder(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize('where', ['finish', 'save'])
-def test_a_step_that_cannot_be_read_is_not_taken_for_saved(tmp_path, where):
+def test_save_that_cannot_be_read_raises(tmp_path, where):
     with pytest.raises(RunError, match='^a checkpoint could not be saved in .*params.*$'):
         with checkpoint.checkpoint_manager(tmp_path) as manager:
             checkpoint.save_checkpoint(manager, saved(1))

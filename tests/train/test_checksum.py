@@ -43,20 +43,20 @@ TYPES = ['float32', 'int32', 'uint32', jnp.bfloat16, 'float16', 'int8', 'uint8',
 
 @pytest.mark.parametrize('dtype', TYPES, ids=str)
 @pytest.mark.parametrize('shape', [(), (5,), (3, 4, 2), (0, 3)])
-def test_as_numpy_computes_it(shape, dtype):
+def test_checksum_matches_numpy(shape, dtype):
     array = drawn(shape, np.dtype(dtype))
     assert of(array) == of(jnp.asarray(array)) == expected(array)
 
 
 @pytest.mark.parametrize('dtype', ['float64', 'int64', 'complex128'])
-def test_types_of_eight_bytes_are_two_words(dtype):
+def test_eight_byte_dtypes_are_two_words(dtype):
     array = drawn((3, 4), np.dtype(dtype))
     with jax.enable_x64(True):
         assert of(jnp.asarray(array)) == expected(array)
 
 
 @pytest.mark.parametrize('count', [1, 2, len(jax.devices())])
-def test_however_an_array_is_divided(count):
+def test_checksum_does_not_depend_on_sharding(count):
     array = drawn((8, 8, 12), np.dtype(np.float32))
     one = Mesh(np.array(jax.devices()[:count]), 'x')
     two = Mesh(np.array(jax.devices()[:count]).reshape(-1, min(count, 2)), ('x', 'y'))
@@ -65,7 +65,7 @@ def test_however_an_array_is_divided(count):
         assert of(divided) == expected(array)
 
 
-def test_any_flipped_bit_is_seen_in_both_sums():
+def test_any_flipped_bit_changes_both_sums():
     array = drawn((3, 2), np.dtype(np.float32))
     right = of(array)
     for bit in range(array.nbytes * 8):
@@ -75,14 +75,14 @@ def test_any_flipped_bit_is_seen_in_both_sums():
         assert wrong[:8] != right[:8] and wrong[8:] != right[8:]
 
 
-def test_bits_count_not_values():
+def test_checksum_depends_on_bits_not_values():
     quiet, payload = np.array([0x7FC00000, 0x7FC00001], np.uint32).view(np.float32)
     assert of(np.float32([0.0])) != of(np.float32([-0.0]))
     assert of(np.float32([quiet])) != of(np.float32([payload]))
     assert of(np.float32([1, 2])) != of(np.float32([2, 1]))
 
 
-def test_each_leaf_by_its_path():
+def test_tree_checksums_are_keyed_by_path():
     tree = {'b': jnp.ones(3), 'a': (jnp.zeros(2), {'c': jnp.arange(4)})}
     sums = checksum.tree_checksums(tree)
     assert list(sums) == ['a/0', 'a/1/c', 'b']

@@ -27,7 +27,7 @@ def now(monkeypatch):
     return wait
 
 
-def test_shares_and_rates(now):
+def test_clock_returns_rates_and_time_shares(now):
     made = clock.Clock({'a': 100.0, 'b': 300.0}.__getitem__, 1000.0)
     for _ in range(2):  # the second interval knows nothing of the first
         with made.measure('wait'):
@@ -46,7 +46,7 @@ def test_shares_and_rates(now):
         }  # fmt: skip
 
 
-def test_what_is_not_known_is_not_told(now):
+def test_unknown_flops_and_peak_are_left_out(now):
     known = {'a': 200.0, 'b': math.nan}.__getitem__
     made = clock.Clock(known)
     made.count_step(1, 'a')
@@ -72,7 +72,7 @@ def costs(config):
     )
 
 
-def test_it_is_the_gradients_count_without_what_is_computed_again(tmp_path):
+def test_model_flops_equal_gradient_flops_without_remat(tmp_path):
     plain, gradient = costs(tiny_language_config(tmp_path, model__layers=2))
     assert plain == gradient()
     again, gradient = costs(tiny_language_config(tmp_path, model__layers=2, model__remat='full'))
@@ -82,7 +82,7 @@ def test_it_is_the_gradients_count_without_what_is_computed_again(tmp_path):
 
 
 @pytest.mark.parametrize('change', [{'model__experts': 2}, {'model__implementation': 'blockwise'}])
-def test_products_that_do_not_show_are_not_guessed(change, tmp_path):
+def test_flops_of_opaque_kernels_are_nan(change, tmp_path):
     assert math.isnan(costs(tiny_language_config(tmp_path, **change))[0])
 
 
@@ -93,7 +93,7 @@ def product(params, batch, rng):
 
 
 @pytest.mark.parametrize('mapped', [False, True])
-def test_each_shape_by_hand(mapped):
+def test_flops_counter_counts_each_batch_shape(mapped):
     of = utilisation.make_flops_counter(product, {'w': np.zeros((2, 3, 5) if mapped else (3, 5), np.float32)}, mapped)
     for rows in (4, 8, 4):
         x = np.zeros((2, rows // 2, 3) if mapped else (rows, 3), np.float32)
@@ -101,7 +101,7 @@ def test_each_shape_by_hand(mapped):
 
 
 @pytest.mark.parametrize('parallel', ['jit', 'pmap'])
-def test_a_run_tells_them(parallel, tmp_path, monkeypatch):
+def test_run_writes_flops_utilisation_and_time_shares(parallel, tmp_path, monkeypatch):
     monkeypatch.setitem(utilisation.PEAK_FLOPS, 'cpu', 1e9)
     loop.run_training_loop(config(mesh='data=2', parallel=parallel), make_task(), tmp_path)
     speed = records(tmp_path, 'speed')[7]
@@ -112,6 +112,6 @@ def test_a_run_tells_them(parallel, tmp_path, monkeypatch):
     assert told == [(False,) * 2] * 3 + [(True, False), (False, False), (True, True), (True, False)]
 
 
-def test_no_peak_where_none_is_known():
+def test_peak_is_none_for_unknown_devices():
     assert utilisation.peak_flops(4, 'cpu') is None
     assert utilisation.peak_flops(4, 'TPU v4') == 4 * 275e12

@@ -27,7 +27,7 @@ def over(*axes):
     return NamedSharding(mesh, P(*axes))
 
 
-def test_sums_and_gathers_are_found():
+def test_all_reduce_and_all_gather_are_counted():
     whole, parts = over(), over('x')
     x = jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=parts)
     assert communication.parse_collectives(program(lambda x: jnp.sum(x * 2, axis=0), x)) == [('all-reduce', 1, 16)]
@@ -36,7 +36,7 @@ def test_sums_and_gathers_are_found():
     assert communication.parse_collectives(program(lambda x: x * 2, x)) == []
 
 
-def test_those_in_a_loop_count_as_often_as_it_turns():
+def test_collectives_in_a_loop_count_once_for_each_iteration():
     x = jax.ShapeDtypeStruct((16, 16), jnp.float32, sharding=over('x'))
 
     def f(x):
@@ -51,7 +51,7 @@ def test_those_in_a_loop_count_as_often_as_it_turns():
     assert found == ('all-reduce', 15, 15 * 64)
 
 
-def test_a_loop_of_unknown_turns_is_refused():
+def test_collectives_in_a_loop_of_unknown_length_raise():
     x = jax.ShapeDtypeStruct((16, 16), jnp.float32, sharding=over('x'))
     f = lambda x: jax.lax.while_loop(lambda y: jnp.sum(y) < 100, lambda y: y + 1, x)
     with pytest.raises(ValueError, match='in a loop whose number of iterations is not known'):
@@ -59,7 +59,7 @@ def test_a_loop_of_unknown_turns_is_refused():
 
 
 @pytest.mark.parametrize('mesh', [pytest.param('fsdp=8', marks=pytest.mark.slow), 'fsdp=2,tensor=4'])
-def test_what_lies_on_a_device_is_what_was_counted(tmp_path, mesh, quickly):
+def test_counted_bytes_equal_measured_bytes_on_each_device(tmp_path, mesh, quickly):
     config = tiny_language_config(tmp_path, train__mesh=mesh, **WIDE)
     task = tasks.create_task(config)
     setup = make_setup(task.config, task.examples)
@@ -78,7 +78,7 @@ def test_what_lies_on_a_device_is_what_was_counted(tmp_path, mesh, quickly):
     assert {each.kind for each in sent} >= {'all-gather', 'all-reduce'}
 
 
-def test_experts_send_outside_of_their_loops(tmp_path, quickly):
+def test_experts_communicate_outside_of_loops_of_unknown_length(tmp_path, quickly):
     """Which turn as often as values say, so that what is sent there could not be counted."""
     config = tiny_language_config(tmp_path, model__experts='4', model__active='2', **WIDE)
     alone, (held, sent) = (
@@ -89,7 +89,7 @@ def test_experts_send_outside_of_their_loops(tmp_path, quickly):
     assert {each.kind for each in sent} >= {'all-gather', 'reduce-scatter', 'all-reduce'}
 
 
-def test_by_the_command_line(capsys, monkeypatch):
+def test_count_command_with_a_mesh(capsys, monkeypatch):
     monkeypatch.setattr('attnlab.environment.simulate_cpu_devices', lambda devices: None)
     common = ['count', '--config=experiments/vision/digits.py', '--config.model.layers=1']
     assert cli.main([*common, '--mesh=data=4,tensor=2']) == 0
@@ -101,6 +101,6 @@ def test_by_the_command_line(capsys, monkeypatch):
     assert 'rows in 3; expected a divisor of the 64 rows' in capsys.readouterr().err
 
 
-def test_a_mesh_that_does_not_divide_is_refused(tmp_path):
+def test_mesh_that_does_not_divide_the_rows_raises(tmp_path):
     with pytest.raises(UserError, match='expected a divisor of the 8 rows'):
         communication.count_communication(tiny_language_config(tmp_path, **WIDE), 'data=3')

@@ -98,12 +98,12 @@ COUNTED = {
 
 
 @pytest.mark.parametrize('f, shapes, count', COUNTED.values(), ids=COUNTED)
-def test_products_by_hand(f, shapes, count):
+def test_product_flops_match_hand_computed_values(f, shapes, count):
     found = product_flops(f, *shapes)
     assert found == count and isinstance(found, int)
 
 
-def test_a_loop_of_unknown_turns_is_refused_where_it_has_products():
+def test_products_in_a_loop_of_unknown_length_raise():
     loop = lambda a, w, n: jax.lax.fori_loop(0, n, lambda _, a: a @ w, a)
     with pytest.raises(ValueError, match="while loop.*implementation='dense'"):
         product_flops(loop, A, SQUARE, COUNT)
@@ -112,7 +112,7 @@ def test_a_loop_of_unknown_turns_is_refused_where_it_has_products():
         product_flops(jax.jit(until), A, SQUARE)
 
 
-def test_a_kernel_that_hides_its_products_is_refused():
+def test_opaque_kernel_raises():
     call = jax.ffi.ffi_call('any', shape(M, N))
     with pytest.raises(ValueError, match="ffi_call.*implementation='dense'"):
         product_flops(call, A, C)
@@ -131,11 +131,11 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize('loss, count', GRADIENTS.values(), ids=GRADIENTS)
-def test_gradients_by_hand(loss, count):
+def test_gradient_flops_match_hand_computed_values(loss, count):
     assert gradient_flops(loss, SQUARE, A) == count
 
 
-def test_the_backward_pass_of_a_dense_stack_costs_twice_its_forward():
+def test_backward_pass_of_a_dense_stack_costs_twice_the_forward_pass():
     def loss(both):
         x, layers = both
         for kernel in layers:
@@ -148,7 +148,7 @@ def test_the_backward_pass_of_a_dense_stack_costs_twice_its_forward():
     assert of_layers == gradient_flops(loss, both) - 2 * M * K * N
 
 
-def test_a_convolution_costs_the_same_by_its_kernel_as_forwards():
+def test_kernel_gradient_of_a_convolution_costs_as_much_as_the_forward_pass():
     kernel, x = shape(10, 4, 3, 5), shape(B, 8, 6, 7)
     loss = lambda kernel, x: jnp.sum(convolved(x, kernel, feature_group_count=2))
     assert gradient_flops(loss, kernel, x) == 2 * product_flops(loss, kernel, x)
@@ -186,7 +186,7 @@ def summed(f):
 
 @pytest.mark.parametrize('tied', [True, False])
 @pytest.mark.parametrize('scan', [True, False])
-def test_a_gpt_costs_what_its_formula_says(dense, scan, tied):
+def test_flops_of_a_gpt_match_the_published_formula(dense, scan, tied):
     apply, *shapes = language(scan=scan, tied=tied)
     forward = 2 * T * formula(V, D, L, T)
     assert product_flops(apply, *shapes) == forward
@@ -194,7 +194,7 @@ def test_a_gpt_costs_what_its_formula_says(dense, scan, tied):
 
 
 @pytest.mark.parametrize('scan', [True, False])
-def test_remat_computes_all_of_a_block_again_but_its_last_product(dense, scan):
+def test_full_remat_recomputes_all_products_of_a_block_but_the_last(dense, scan):
     again = 2 * T * (formula(V, D, L, T) - 2 * V * D - 2 * L * 4 * D * D)
     plain, full, dots = (
         gradient_flops(summed(apply), *shapes)
@@ -204,7 +204,7 @@ def test_remat_computes_all_of_a_block_again_but_its_last_product(dense, scan):
     assert dots == plain
 
 
-def test_the_compiler_counts_the_same_products_and_what_is_done_to_each_element_besides(dense):
+def test_compiler_flops_exceed_product_flops_by_elementwise_operations(dense):
     # Products grow with the square of the width and all else with the width: at 256 the rest is 5 % of the forward
     # pass and 2 % of both.  A product too many or too few of the smallest, attention's, would be 0.5 %: that is for
     # the formula; this is for whether the formula and XLA mean the same by an operation.
@@ -215,7 +215,7 @@ def test_the_compiler_counts_the_same_products_and_what_is_done_to_each_element_
     assert both <= compiler_flops(jax.value_and_grad(loss), *shapes) <= 1.2 * both
 
 
-def test_gpt3_is_counted_though_no_machine_holds_it(dense):
+def test_gpt3_is_counted_without_allocation(dense):
     sizes = dict(V=50257, D=12288, L=96, T=2048)
     apply, params, tokens = language(**sizes, heads=96, B=1, scan=True, remat='full')
     assert tree_size(params) == 174_604_259_328
@@ -273,7 +273,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize('f, count', KEPT.values(), ids=KEPT)
-def test_what_is_kept_by_hand(f, count):
+def test_saved_bytes_match_hand_computed_values(f, count):
     found = saved_bytes(f, SQUARE, A)
     assert found == count and isinstance(found, int)
 
@@ -301,13 +301,13 @@ SAME = {
 
 
 @pytest.mark.parametrize('same', SAME.values(), ids=SAME)
-def test_an_input_that_is_passed_on_is_still_that_input(same):
+def test_input_passed_through_unchanged_is_not_counted(same):
     assert saved_bytes(lambda w, x: same(x) @ w, SQUARE, A) == 0
     made = lambda w, x: jnp.sum(same(jnp.sin(x)) @ w) + jnp.sum(jnp.exp(w) * w)
     assert saved_bytes(made, SQUARE, A) == 4 * M * K + 4 * K * K
 
 
-def test_an_array_that_is_kept_under_two_names_counts_once():
+def test_array_saved_twice_counts_once():
     twice = jax.jit(lambda x: (jnp.cos(x),) * 2)
 
     def f(w, x):
@@ -317,14 +317,14 @@ def test_an_array_that_is_kept_under_two_names_counts_once():
     assert saved_bytes(f, SQUARE, A) == 4 * M * K + 4 * M * K  # and the cosine of the last product
 
 
-def test_two_calls_of_one_function_keep_two_arrays():
+def test_two_calls_of_one_jitted_function_save_two_arrays():
     sine = jax.jit(jnp.sin)
     assert saved_bytes(lambda w, x: jnp.sum(sine(x @ w)) + jnp.sum(sine(x @ w + 1)), SQUARE, A) == 2 * 4 * M * K
     assert saved_bytes(lambda w, x: sine(x) @ w + sine(2 * x) @ w, SQUARE, A) == 2 * 4 * M * K
 
 
 @pytest.mark.parametrize('scan', [True, False])
-def test_with_remat_each_layer_keeps_its_input_alone(dense, scan):
+def test_full_remat_saves_only_the_input_of_each_layer(dense, scan):
     kept = lambda **kwargs: saved_bytes(*language(scan=scan, **kwargs))
     assert kept(remat='full', L=2) - kept(remat='full', L=1) == 2 * T * D * 4
     assert 3 * kept(remat='full') < 2 * kept(remat='dots') < kept(remat='none')
@@ -333,25 +333,25 @@ def test_with_remat_each_layer_keeps_its_input_alone(dense, scan):
 # The compiler's count, and trees
 
 
-def test_the_compiler_counts_a_loop_once():
+def test_compiler_flops_count_a_loop_body_once():
     once = compiler_flops(lambda a, w: jnp.tanh(a @ w), A, SQUARE)
     assert once == ONE  # tanh is a transcendental, which it counts apart
     assert once <= compiler_flops(repeated, A, SQUARE) < once + 10  # the loop's own counting besides
 
 
 @pytest.mark.parametrize('found, count', [({}, 0.0), ([{'flops': 3.0}], 3.0), ([{'flops': 3.0}, {}], 3.0)])
-def test_whatever_form_the_compiler_answers_in(monkeypatch, found, count):
+def test_compiler_flops_accept_every_form_of_cost_analysis(monkeypatch, found, count):
     monkeypatch.setattr(jax.stages.Lowered, 'cost_analysis', lambda self: found)
     assert compiler_flops(jnp.sin, A) == count
 
 
-def test_a_backend_that_estimates_nothing_is_an_error(monkeypatch):
+def test_backend_without_cost_analysis_raises(monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, 'cost_analysis', lambda self: None)
     with pytest.raises(NotImplementedError, match='no cost analysis'):
         compiler_flops(jnp.sin, A)
 
 
-def test_trees():
+def test_tree_size_and_tree_bytes():
     tree = {
         'array': jnp.zeros((2, 3)), 'numpy': np.zeros(5, np.int8), 'half': [shape(4, 5, dtype=jnp.bfloat16)],
         'scalar': shape(), 'flag': shape(3, dtype=bool), 'empty': shape(0, 9), 'none': None,

@@ -60,18 +60,18 @@ def parameters(experiment, layers=None, **changes):
 
 
 @pytest.mark.parametrize('experiment', PUBLISHED)
-def test_published_models_have_as_many_parameters_as_published(experiment):
+def test_parameter_counts_of_published_models(experiment):
     assert parameters(experiment) == PUBLISHED[experiment]
     assert f'{PUBLISHED[experiment]:,}' in Path(experiment.split(':')[0]).read_text()
 
 
-def test_no_large_model_is_missing_above():
+def test_every_experiment_that_names_its_parameter_count_is_tested():
     first = {str(path): path.read_text().split('\n')[0] for path in Path('experiments').rglob('*.py')}
     named = {path for path, line in first.items() if re.search('[0-9] parameters', line)}
     assert named == {experiment.split(':')[0] for experiment in PUBLISHED}
 
 
-def test_layers_are_alike_and_the_rest_is_in_none(rows):
+def test_layers_and_rest_sum_to_the_whole(rows):
     for experiment, layers in ((GPT3, 96), (SHAKESPEARE, 2), (f'{SHAKESPEARE}:experts', 2)):
         names = rows(experiment)
         assert len(names) >= 8
@@ -79,7 +79,7 @@ def test_layers_are_alike_and_the_rest_is_in_none(rows):
             assert each.layer * layers + each.rest == pytest.approx(each.whole, rel=1e-12), each.name
 
 
-def test_gpt3_by_hand_in_little_time_and_memory(rows):
+def test_costs_of_gpt3_match_hand_computed_values(rows):
     by = rows(GPT3)  # 650 GiB, if it were allocated
     D, L, V, T = 12288, 96, 50257, 2048
     forward = 2 * T * (12 * D * D) + 4 * T * T * D
@@ -94,7 +94,7 @@ def test_gpt3_by_hand_in_little_time_and_memory(rows):
 # XLA also counts what is done to each element, 2 T^2 heads of it in a softmax: never less than products alone.  It is
 # the larger a part the narrower the model; a GPT-3 layer has 12 D^2 products a token, D of them for each element.
 @pytest.mark.parametrize(('experiment', 'above'), [(GPT3, 0.05), (SHAKESPEARE, 0.1)])
-def test_the_compiler_counts_a_little_more(rows, experiment, above):
+def test_xla_estimate_is_slightly_larger(rows, experiment, above):
     by = rows(experiment)
     for name in ('forward', 'forward and backward'):
         ours, theirs = by[f'FLOP, {name}'], by[f'  XLA estimate, {name}']
@@ -103,7 +103,7 @@ def test_the_compiler_counts_a_little_more(rows, experiment, above):
         assert ours.rest <= theirs.rest
 
 
-def test_experts_have_all_parameters_and_an_active_share_of_the_work(rows):
+def test_experts_count_all_parameters_and_only_active_flops(rows):
     dense, experts = rows(SHAKESPEARE), rows(f'{SHAKESPEARE}:experts')
     D, E, A, T = 128, 4, 2, 64
     mlp, router = 2 * D * 4 * D, D * E
@@ -116,28 +116,28 @@ def test_experts_have_all_parameters_and_an_active_share_of_the_work(rows):
     assert more['key-value cache'] == 0
 
 
-def test_mixtral_by_hand():
+def test_active_parameters_of_mixtral():
     experiment, D, F, L = f'{LANGUAGE}/mixtral_8x7b.py', 4096, 14336, 32
     config = configs.load_experiment(experiment)
     params = tasks.create_task(config).outline(None, False).params
-    assert count._size(params, 'expert', 2 / 8) == 12_879_925_248
+    assert count._weighted_size(params, 'expert', 2 / 8) == 12_879_925_248
     assert parameters(experiment, 2) - parameters(experiment, 1) == 8 * 3 * D * F + 8 * D + 2 * D * D * 5 // 4 + 2 * D
-    assert count._size(params, 'expert', 0) == 46_702_792_704 - L * 8 * 3 * D * F
+    assert count._weighted_size(params, 'expert', 0) == 46_702_792_704 - L * 8 * 3 * D * F
 
 
-def test_gated_layers_have_as_many_parameters(tmp_path):
+def test_swiglu_has_about_as_many_parameters_as_gelu(tmp_path):
     (tmp_path / 'input.txt').write_text('\n'.join(LINES))
     gelu, swiglu = (parameters(name, data__folder=tmp_path) for name in (SHAKESPEARE, f'{SHAKESPEARE}:swiglu'))
     assert gelu != swiglu == pytest.approx(gelu, rel=0.01)
 
 
-def test_the_recurrent_model_has_no_layers_alike(rows):
+def test_recurrent_model_has_no_cost_per_layer(rows):
     by = rows(f'{ALIGN}/grammar_gru.py')
     assert {each.layer for each in by.values()} == {each.rest for each in by.values()} == {None}
     assert by['parameters'].whole - by['  without embeddings'].whole == 2 * 2000 * 64 and 'key-value cache' not in by
 
 
-def test_a_translation_costs_what_its_training_does():
+def test_activations_of_translation_grow_linearly_with_length():
     """The maps that `read` gives are of dense attention; a Transformer in training keeps none of that size."""
     activations = []
     for T in (256, 512, 1024):
@@ -148,7 +148,7 @@ def test_a_translation_costs_what_its_training_does():
     assert activations[2] - activations[1] == pytest.approx(2 * (activations[1] - activations[0]), rel=0.01)
 
 
-def test_the_table(monkeypatch, capsys):
+def test_count_command_prints_the_table(monkeypatch, capsys):
     rows = [
         count.CostRow('parameters', 1000.0, 23.0, 4023.0, ''),
         count.CostRow('activations', None, None, 3 * 2.0**30, 'B'),
@@ -172,7 +172,7 @@ def test_the_table(monkeypatch, capsys):
     ('data.vocabulary=characters data.vocabulary_size=0', 'data.path is empty; expected a path: --config.data.path='),
     ('task=languages', "task is 'languages'; expected 'align', 'language' or 'vision'"),
 ])  # fmt: skip
-def test_a_model_that_cannot_be_is_refused_in_one_line(capsys, as_used, override, message):
+def test_count_command_refuses_invalid_config_in_one_line(capsys, as_used, override, message):
     overrides = [f'--config.{each}' for each in override.split()]
     assert cli.main(['count', f'--config={LANGUAGE}/gpt2_small.py', *overrides]) == 2
     out, error = capsys.readouterr()
@@ -181,7 +181,7 @@ def test_a_model_that_cannot_be_is_refused_in_one_line(capsys, as_used, override
 
 @pytest.mark.slow
 @pytest.mark.parametrize('positions', ['learned', 'rotary'])
-def test_a_context_that_no_memory_holds_is_counted(tmp_path, positions):
+def test_context_too_long_for_any_memory_is_counted(tmp_path, positions):
     """A matrix of all pairs has 2^63 elements and more: the compiler's account is left empty."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     config = tiny_language_config(tmp_path, model__heads=4, model__context=2 * 10**9, model__positions=positions)

@@ -80,14 +80,14 @@ def outcome(workdir, path, content, caplog):
     return found.step
 
 
-def test_whole(workdir, caplog):
+def test_intact_checkpoint_is_restored(workdir, caplog):
     found = latest(workdir)
     assert found.step == 2 and not caplog.records
     jax.tree.map(np.testing.assert_array_equal, found, saved(2))
 
 
 @pytest.mark.parametrize('kind', ['empty', 'cut off', 'missing'])
-def test_each_file_of_the_newest_step(workdir, kind, caplog):
+def test_damage_to_each_file_of_the_newest_step(workdir, kind, caplog):
     found = {}
     for path in files(workdir):
         content = path.read_bytes()
@@ -110,7 +110,7 @@ def test_one_flipped_bit_in_each_file_of_the_newest_step(workdir, caplog):
             assert step == 1 or path.name != 'metadata'
 
 
-def test_each_bit_of_an_array(workdir, caplog, monkeypatch):
+def test_each_flipped_bit_of_an_array_is_detected(workdir, caplog, monkeypatch):
     """Read from a whole file, and wrong all the same: told by the name of the array."""
     real, at = checkpoint._read_arrays, 0
 
@@ -129,12 +129,12 @@ def test_each_bit_of_an_array(workdir, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize('item', ['params', 'optimizer', 'progress'])
-def test_a_missing_item(workdir, item, caplog):
+def test_missing_item_is_detected(workdir, item, caplog):
     shutil.rmtree(workdir / 'checkpoints' / '2' / item)
     passed_over(workdir, caplog)
 
 
-def test_a_progress_that_says_something_else(workdir, caplog):
+def test_changed_progress_is_detected(workdir, caplog):
     """Still JSON, and every array as it was."""
     path = workdir / 'checkpoints' / '2' / 'progress' / 'metadata'
     for old, new in [('"best": 0.5', '"best": 0.7'), ('"waited": 0', '"waited": 8'), ('"waited"', '"waitec"')]:
@@ -165,7 +165,7 @@ STRAYS = {
 
 
 @pytest.mark.parametrize('kind', STRAYS)
-def test_something_strange_in_the_folder(workdir, kind, caplog):
+def test_stray_files_and_folders_do_no_harm(workdir, kind, caplog):
     STRAYS[kind](workdir / 'checkpoints')
     assert latest(workdir).step == 2
     with checkpoint.checkpoint_manager(workdir) as manager:
@@ -179,7 +179,7 @@ def test_something_strange_in_the_folder(workdir, kind, caplog):
     assert all('of step 40 is' in line for line in lines) and len(lines) in (0, 3)
 
 
-def test_all_damaged_is_an_error_not_a_fresh_start(workdir, caplog):
+def test_all_steps_damaged_raises(workdir, caplog):
     for step in '12':
         (workdir / 'checkpoints' / step / 'params' / 'manifest.ocdbt').write_bytes(b'')
     with pytest.raises(UserError, match=r'no checkpoint in .* can be read; tried steps \[1, 2\]'):
@@ -187,14 +187,14 @@ def test_all_damaged_is_an_error_not_a_fresh_start(workdir, caplog):
     assert len(caplog.messages) == 2
 
 
-def test_a_damaged_best_gives_way_to_the_newest(workdir, caplog):
+def test_newest_step_replaces_a_damaged_best_step(workdir, caplog):
     (workdir / 'checkpoints' / '1' / 'params' / 'manifest.ocdbt').write_bytes(b'')
     with checkpoint.checkpoint_manager(workdir, read_only=True) as manager:
         assert checkpoint.restore_best(manager, shapes()[0]).step == 2
     assert len(caplog.messages) == 1
 
 
-def test_a_best_step_that_was_deleted_is_called_missing(workdir, caplog):
+def test_deleted_best_step_is_reported_as_missing(workdir, caplog):
     shutil.rmtree(workdir / 'checkpoints' / '1')
     with checkpoint.checkpoint_manager(workdir, read_only=True) as manager:
         assert checkpoint.restore_best(manager, shapes()[0]).step == 2

@@ -34,7 +34,7 @@ def uneven():
 
 @pytest.mark.parametrize('accumulate', [1, 2])
 @pytest.mark.parametrize(('parallel', 'count'), [('jit', 2), ('jit', 4), ('pmap', 1), ('pmap', 4)])
-def test_several_devices_train_as_one(tmp_path, parallel, count, accumulate):
+def test_training_on_several_devices_matches_one_device(tmp_path, parallel, count, accumulate):
     assert len(jax.devices()) == 8
     one, other = tmp_path / 'one', tmp_path / 'other'
     common = dict(accumulate=accumulate, duration='5 steps', ema=0.5)
@@ -52,7 +52,7 @@ def test_several_devices_train_as_one(tmp_path, parallel, count, accumulate):
     np.testing.assert_allclose(*saved, atol=1e-5)
 
 
-def test_each_program_of_pmap_has_noise_of_its_own():
+def test_pmap_devices_draw_their_own_noise():
     drawn = lambda params, batch, rng: LossSums(
         params['w'][0] + 1.0 * jax.random.bits(rng, (), jnp.uint16), jnp.float32(1), {}
     )
@@ -67,7 +67,7 @@ def test_each_program_of_pmap_has_noise_of_its_own():
     assert values[0] != values[1]  # the mean of four draws, and not of one four times
 
 
-def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
+def test_run_continues_with_another_number_of_devices(tmp_path):
     loop.run_training_loop(config(mesh='data=1', schedule='constant'), make_task(), tmp_path / 'whole')
     for number, steps in ((1, 7), (4, 12), (2, 20)):
         made = config(mesh=f'data={number}', duration=f'{steps} steps', schedule='constant')
@@ -76,7 +76,7 @@ def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
 
 
 @pytest.mark.parametrize(('parallel', 'count'), [('jit', 4), ('pmap', 1)])
-def test_evaluated_where_the_parameters_lie_or_on_one_device(tmp_path, parallel, count):
+def test_evaluation_uses_all_devices_with_jit_and_one_with_pmap(tmp_path, parallel, count):
     found = []
 
     def evaluate(params):
@@ -88,14 +88,14 @@ def test_evaluated_where_the_parameters_lie_or_on_one_device(tmp_path, parallel,
     assert found == [count]
 
 
-def test_the_same_bits_again(tmp_path):
+def test_training_on_several_devices_is_deterministic(tmp_path):
     for name in ('one', 'other'):
         loop.run_training_loop(config(mesh='data=4'), make_task(), tmp_path / name)
     assert records(tmp_path / 'one', 'train') == records(tmp_path / 'other', 'train')
 
 
 @pytest.mark.parametrize('parallel', ['jit', 'pmap'])
-def test_the_way_there_and_back(parallel):
+def test_replicate_and_to_local_are_inverse(parallel):
     layout = devices.make_layout(parallel, 'data=4', 8)
     plain = {'w': np.arange(3.0, dtype=np.float32), 'n': np.int32(7)}
     state = layout.replicate(layout.initialize(lambda: jax.tree.map(jnp.asarray, plain)))
@@ -109,7 +109,7 @@ def test_the_way_there_and_back(parallel):
     np.testing.assert_array_equal(np.asarray(rows).reshape(8, 2), np.arange(16).reshape(8, 2))
 
 
-def test_rows_of_a_batch_that_one_process_makes():
+def test_put_batch_takes_whole_batch_or_process_rows():
     layout = devices.make_layout('jit', 'data=2,sequence=2', 8)
     assert layout.process_rows(8) == slice(0, 8)
     whole = np.arange(48).reshape(8, 6)
@@ -119,7 +119,7 @@ def test_rows_of_a_batch_that_one_process_makes():
 
 
 @pytest.mark.parametrize(('rows', 'count'), [(8, 8), (6, 6), (11, 1), (2, 2), (12, 6)])
-def test_as_many_devices_as_divide_the_rows(rows, count):
+def test_data_0_takes_as_many_devices_as_divide_the_rows(rows, count):
     assert devices.make_layout('jit', 'data=0', rows).count == count
 
 
@@ -135,12 +135,12 @@ def test_as_many_devices_as_divide_the_rows(rows, count):
     ('jit', 'tensor=0', 6, "train.mesh has 'tensor=0'"),
     ('pmap', 'data=2,tensor=2', 6, "train.parallel is 'pmap' and train.mesh 'data=2,tensor=2'; expected data alone"),
 ])  # fmt: skip
-def test_what_cannot_be_divided_is_refused(parallel, mesh, rows, message):
+def test_invalid_mesh_is_refused(parallel, mesh, rows, message):
     with pytest.raises(UserError, match=message):
         devices.make_layout(parallel, mesh, rows)
 
 
-def test_meshes_that_cannot_be_counted_are_refused_at_once():
+def test_count_mesh_devices_refuses_open_and_too_large_meshes():
     for mesh in ('fsdp=1000000', 'data=2049', 'data=2048,tensor=2'):
         with pytest.raises(UserError, match=f'{mesh}.* devices; expected at most 2048, as many as XLA compiles for'):
             devices.count_mesh_devices(mesh)
@@ -155,7 +155,7 @@ def test_meshes_that_cannot_be_counted_are_refused_at_once():
 @pytest.mark.parametrize(('limit', 'count', 'alone', 'cpu', 'each'), [
     (250, 5000, 250, 248, 1000), (250, 30, 30, 32, 32), (1, 100, 1, 4, 4), (8, 6, 6, 8, 8),
 ])  # fmt: skip
-def test_rows_to_evaluate_at_once(monkeypatch, limit, count, alone, cpu, each):
+def test_evaluation_batch_size_depends_on_the_mesh(monkeypatch, limit, count, alone, cpu, each):
     found = lambda params: mesh_axes.evaluation_batch_size(limit, count)
     layout = devices.make_layout('jit', 'data=2,fsdp=2,tensor=2', 8)
     assert found(None) == alone and layout.evaluate(found, None) == cpu

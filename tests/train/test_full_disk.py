@@ -55,7 +55,7 @@ def disk(tmp_path):
     return tmp_path / 'disk'
 
 
-def test_the_run_ends_in_one_line_and_goes_on_when_there_is_room(disk, tmp_path):
+def test_full_disk_ends_the_run_and_it_continues_when_there_is_space(disk, tmp_path):
     argv = [sys.executable, str(disk), str(tmp_path / 'whole')]
     done = subprocess.run(
         [*IN_A_NAMESPACE, MOUNT, *argv], env={**os.environ, 'RUN': RUN}, capture_output=True, text=True, timeout=120

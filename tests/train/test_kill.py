@@ -126,7 +126,7 @@ def lines(workdir):
     pytest.param(100, 1, marks=pytest.mark.slow), pytest.param(10, 2, marks=pytest.mark.slow),
     pytest.param(100, 2, marks=pytest.mark.long),
 ])  # fmt: skip
-def test_killed_at_random_moments(tmp_path, kills, processes, monkeypatch):
+def test_run_killed_at_random_moments_matches_uninterrupted_run(tmp_path, kills, processes, monkeypatch):
     monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=2')
     # More than all starts together can do, however fast: the last one has to be killed too.
     steps, draw = 6 + (12 if processes == 1 else 4) * kills, random.Random(kills)

@@ -14,14 +14,14 @@ from attnlab.train.durations import Durations
 from tests.train.helpers import BATCH, EXAMPLES, INPUTS, TARGETS, config, make_task, newest, records, same_runs
 
 
-def test_it_learns_and_says_so(tmp_path):
+def test_loop_learns_and_writes_metrics(tmp_path):
     summary = loop.run_training_loop(config(duration='200 steps'), make_task(), tmp_path)
     assert summary['step'] == 200 and summary['best_loss'] < 0.05
     assert [record['step'] for record in records(tmp_path, 'valid')] == list(range(5, 201, 5))
     assert len(list(tmp_path.glob('events.*'))) == 1
 
 
-def test_the_first_step_is_told_before_the_program_of_another_width_is_made(tmp_path):
+def test_first_step_is_logged_before_another_batch_shape_is_compiled(tmp_path):
     told = {}
 
     def loss(params, batch, rng):
@@ -34,7 +34,7 @@ def test_the_first_step_is_told_before_the_program_of_another_width_is_made(tmp_
     assert told == {(BATCH, 3): 0, (BATCH // 2, 3): 1}
 
 
-def test_metrics_that_cannot_be_written_end_the_run(tmp_path):
+def test_unwritable_metrics_file_ends_the_run(tmp_path):
     (tmp_path / 'metrics.jsonl').mkdir()
     with pytest.raises(RunError, match=f'^{tmp_path}/metrics.jsonl cannot be written: Is a directory$'):
         loop.run_training_loop(config(), make_task(), tmp_path)
@@ -46,7 +46,7 @@ class Stop(Exception):
 
 @pytest.mark.parametrize('name', ['sgd', 'adam'])
 @pytest.mark.parametrize('killed', [1, 3, 7, 19])
-def test_a_killed_run_repeats_the_whole_one_bit_for_bit(tmp_path, killed, name):
+def test_interrupted_run_matches_uninterrupted_run_bit_for_bit(tmp_path, killed, name):
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     loop.run_training_loop(config(name=name), make_task(), whole)
     plain = make_task()
@@ -64,7 +64,7 @@ def test_a_killed_run_repeats_the_whole_one_bit_for_bit(tmp_path, killed, name):
     jax.tree.map(np.testing.assert_array_equal, newest(whole, name), newest(broken, name))
 
 
-def test_a_run_goes_on_from_before_a_damaged_step_as_the_whole_one_went(tmp_path, caplog):
+def test_run_continues_from_the_step_before_a_damaged_one(tmp_path, caplog):
     whole, broken, plain = tmp_path / 'whole', tmp_path / 'broken', make_task()
     loop.run_training_loop(config(), plain, whole)
 
@@ -84,7 +84,7 @@ def test_a_run_goes_on_from_before_a_damaged_step_as_the_whole_one_went(tmp_path
     same_runs(whole, broken)
 
 
-def test_the_average_is_what_is_evaluated_saved_and_gone_on_with(tmp_path):
+def test_moving_average_is_evaluated_saved_and_restored(tmp_path):
     seen = {}
 
     def noted(name):
@@ -115,7 +115,7 @@ def test_the_average_is_what_is_evaluated_saved_and_gone_on_with(tmp_path):
     np.testing.assert_array_equal(saved.params['w'], seen['average'][saved.step - 1])
 
 
-def test_a_run_starts_from_what_it_is_given_and_goes_on_from_its_own(tmp_path):
+def test_given_parameters_are_used_only_without_a_checkpoint(tmp_path):
     given = {'w': jnp.array([1.0, -2.0, 0.5])}
     loop.run_training_loop(config(duration='1 steps', schedule='constant'), make_task(), tmp_path, given)
     first = records(tmp_path, 'train')[0]['loss']
@@ -136,7 +136,7 @@ def signals():
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_stops_and_nothing_is_lost(tmp_path, number, signals):
+def test_signal_saves_and_stops_and_the_run_can_continue(tmp_path, number, signals):
     whole, broken, plain = tmp_path / 'whole', tmp_path / 'broken', make_task()
     loop.run_training_loop(config(), plain, whole)
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
@@ -155,7 +155,7 @@ def test_a_signal_saves_and_stops_and_nothing_is_lost(tmp_path, number, signals)
     same_runs(whole, broken)
 
 
-def test_a_signal_that_is_ignored_stays_so(tmp_path, signals):
+def test_ignored_signal_stays_ignored(tmp_path, signals):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def asking(params):
@@ -166,7 +166,7 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path, signals):
     assert loop.run_training_loop(made, make_task(evaluate=asking), tmp_path)['step'] == 6
 
 
-def test_a_second_signal_does_not_wait(tmp_path, signals):
+def test_second_signal_stops_at_once(tmp_path, signals):
     def insisting(params):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -176,7 +176,7 @@ def test_a_second_signal_does_not_wait(tmp_path, signals):
         loop.run_training_loop(config(), make_task(evaluate=insisting), tmp_path)
 
 
-def test_a_finished_run_is_left_as_it_is(tmp_path):
+def test_finished_run_is_not_changed(tmp_path):
     loop.run_training_loop(config(), make_task(), tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file() and 'events' not in path.name}
     summary = loop.run_training_loop(config(), make_task(), tmp_path)
@@ -184,7 +184,7 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
     assert before == {path: path.read_bytes() for path in before}
 
 
-def test_the_rate_of_step_i_is_the_schedule_at_i_also_over_a_resume(tmp_path):
+def test_learning_rate_follows_the_schedule_across_a_resume(tmp_path):
     loop.run_training_loop(config(duration='3 steps', schedule='constant'), make_task(), tmp_path)
     loop.run_training_loop(config(duration='8 steps', schedule='constant'), make_task(), tmp_path)
     rates = [record['learning_rate'] for record in records(tmp_path, 'train')]
@@ -192,7 +192,7 @@ def test_the_rate_of_step_i_is_the_schedule_at_i_also_over_a_resume(tmp_path):
 
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf])
-def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(tmp_path, bad):
+def test_nonfinite_loss_raises_diverged_with_its_step(tmp_path, bad):
     plain = make_task()
 
     def poisoned(step):
@@ -205,14 +205,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(tmp_path, bad):
     assert np.all(np.isfinite(newest(tmp_path).params['w']))
 
 
-def test_a_score_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path):
+def test_nonfinite_score_raises_before_the_step_is_saved(tmp_path):
     told = make_task(evaluate=lambda params: {'loss': float('nan')})
     with pytest.raises(Diverged, match='step 4: the validation loss is nan; the newest checkpoint is from step 2.'):
         loop.run_training_loop(config(eval_every='4 steps', save_every='2 steps'), told, tmp_path)
     assert newest(tmp_path).step == 2
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path):
+def test_nonfinite_gradient_raises_before_the_step_is_saved(tmp_path):
     def root(params, batch, rng):  # sqrt(0): the value is 0, its gradient infinite
         return LossSums(jnp.sum(jnp.sqrt(params['w'] * batch['kept'][:3])), jnp.float32(1.0), {})
 
@@ -221,7 +221,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path
     assert newest(tmp_path) is None
 
 
-def test_patience_ends_a_run_that_gets_no_better(tmp_path):
+def test_patience_ends_a_run_without_improvement(tmp_path):
     scores = iter([3.0, 2.0, 2.5, 2.0, 1.0])
     summary = loop.run_training_loop(
         config(patience=2), make_task(evaluate=lambda params: {'loss': next(scores)}), tmp_path
@@ -230,7 +230,7 @@ def test_patience_ends_a_run_that_gets_no_better(tmp_path):
     assert loop.run_training_loop(config(patience=2), make_task(), tmp_path)['step'] == 20
 
 
-def test_patience_is_remembered_over_a_resume(tmp_path):
+def test_patience_is_kept_across_a_resume(tmp_path):
     scores = iter([2.0, 3.0])
     task = make_task(evaluate=lambda params: {'loss': next(scores)})
     loop.run_training_loop(config(duration='10 steps', patience=2), task, tmp_path)
@@ -239,7 +239,7 @@ def test_patience_is_remembered_over_a_resume(tmp_path):
     assert loop.run_training_loop(config(duration='40 steps', patience=2), task, tmp_path)['step'] == 15
 
 
-def test_who_watches_sees_every_evaluation_but_the_last_and_may_end_the_run(tmp_path):
+def test_watch_callback_gets_every_evaluation_but_the_last_and_may_end_the_run(tmp_path):
     often = config(duration='40 steps', eval_every='10 steps', save_every='40 steps')
     seen = []
     loop.run_training_loop(
@@ -257,7 +257,7 @@ def test_who_watches_sees_every_evaluation_but_the_last_and_may_end_the_run(tmp_
     assert records(tmp_path / 'pruned', 'valid') == records(tmp_path / 'whole', 'valid')[:2]
 
 
-def test_direction_of_best(tmp_path):
+def test_best_score_can_be_a_maximum(tmp_path):
     scores = iter([3.0, 2.0, 2.5, 2.0])
     task = make_task(evaluate=lambda params: {'bleu': next(scores)})
     task.best = ('bleu', 'max')
@@ -272,12 +272,12 @@ def test_direction_of_best(tmp_path):
         ({'warmup': '5'}, "optimizer.warmup is '5'"),
     ],
 )
-def test_durations_that_make_no_sense_are_refused(changes, named):
+def test_invalid_durations_of_a_config_are_refused(changes, named):
     with pytest.raises(UserError, match=named):
         Durations.from_config(config(**changes), EXAMPLES)
 
 
-def test_the_last_line_cut_by_a_kill_is_written_again(tmp_path):
+def test_truncated_last_metrics_line_is_written_again(tmp_path):
     loop.run_training_loop(config(duration='4 steps', schedule='constant'), make_task(), tmp_path)
     path = tmp_path / 'metrics.jsonl'
     whole = path.read_text()

@@ -63,7 +63,7 @@ def blamed(model, change=lambda params: params, batch=None, log=False):
 
 
 @pytest.mark.parametrize(('remat', 'layer'), [(False, 0), (True, 2)])
-def test_the_layer_that_overflows_is_named(remat, layer):
+def test_layer_whose_output_overflows_is_named(remat, layer):
     inside = lambda params: changed(params, ('layers', 'out', 'kernel'), HUGE, layer)
     name = f'layers/out in iteration {layer} (of 0 to 2) of its scan'
     said = blamed(Model(True, remat), inside)
@@ -72,14 +72,14 @@ def test_the_layer_that_overflows_is_named(remat, layer):
     assert f'that of layer_{layer}/out, from finite inputs' in blamed(Model(False, remat), alone)
 
 
-def test_what_is_made_between_modules_is_told_apart():
+def test_nonfinite_value_between_modules_is_reported_as_input():
     said = blamed(Model(True, False), lambda params: changed(params, ('divisor',), 0))
     assert said == ('the first input that is not finite is that of layers/into in iteration 0 (of 0 to 2) of its scan; '
                        'it was computed between modules')  # fmt: skip
 
 
 @pytest.mark.parametrize(('remat', 'layer'), [(False, 0), (True, 2)])
-def test_the_gradient_nearest_to_the_output_is_named(remat, layer):
+def test_nonfinite_gradient_nearest_to_the_output_is_named(remat, layer):
     # Behind it, that of the same layer's `into` and those of all layers before are not finite either.
     start = 'the forward pass is finite; nearest to the output, the gradient of '
     stacked = lambda params: changed(params, ('layers', 'gain'), 0, layer)
@@ -88,7 +88,7 @@ def test_the_gradient_nearest_to_the_output_is_named(remat, layer):
     assert blamed(Model(False, remat), alone) == f'{start}layer_{layer}/gain is not'
 
 
-def test_parameters_inputs_and_the_loss_itself():
+def test_nonfinite_parameter_input_and_loss_are_named():
     model = Model(True, False)
     poisoned = lambda params: changed(params, ('layers', 'into', 'bias'), np.nan, 1)
     assert blamed(model, poisoned) == 'the parameter layers/into/bias was not finite before the step'
@@ -112,20 +112,20 @@ def unlucky(step, micro, place):
 
 
 @pytest.mark.parametrize(('parallel', 'place'), [('jit', None), ('pmap', 1)])
-def test_a_run_repeats_the_step_that_failed(tmp_path, parallel, place):
+def test_debug_nans_repeats_the_failed_step_with_its_noise(tmp_path, parallel, place):
     made = config(accumulate=2, parallel=parallel, mesh='data=2')
     with pytest.raises(RunError, match='step 5: the loss is inf; the .* loss computed from them is inf$'):
         loop.run_training_loop(made, unlucky(4, 1, place), tmp_path, debug_nans=True)
 
 
-def test_a_run_names_the_parameter_that_a_step_spoilt(tmp_path):
+def test_debug_nans_names_the_parameter_that_the_previous_step_spoilt(tmp_path):
     spoilt = config(learning_rate=3e38, warmup='0 steps', schedule='constant')
     told = 'step 2: the loss is (inf|nan); the parameter w was not finite before the step$'
     with pytest.raises(RunError, match=told):
         loop.run_training_loop(spoilt, make_task(), tmp_path, debug_nans=True)
 
 
-def test_watching_changes_nothing(tmp_path):
+def test_debug_nans_does_not_change_results(tmp_path):
     for name, watched in (('plain', False), ('watched', True)):
         loop.run_training_loop(config(mesh='data=2'), make_task(), tmp_path / name, debug_nans=watched)
     same_runs(tmp_path / 'plain', tmp_path / 'watched')

@@ -41,7 +41,7 @@ def sleeping(task):
 
 
 @pytest.mark.timing
-def test_the_loop_adds_at_most_three_per_cent_to_a_step_of_twenty_milliseconds(tmp_path, monkeypatch):
+def test_loop_adds_at_most_three_percent_to_a_step_of_20_ms(tmp_path, monkeypatch):
     """On a device that is not these cores: what the host does meanwhile costs nothing, what it does in between does."""
     changes = {
         'model.layers': 3, 'model.width': 64, 'model.heads': 4, 'model.mlp_width': 128, 'train.batch_size': 64,

@@ -57,7 +57,7 @@ WIDE = ('exp', 'log', 'rsqrt', 'div', 'reduce_sum', 'reduce_max', 'top_k')
 
 
 @pytest.mark.parametrize(('made', 'expected'), [(language, 6), (vision, 6), (experts, 7)])
-def test_softmax_norms_router_and_loss_are_wide(made, expected, tmp_path):
+def test_softmax_norms_router_and_loss_compute_in_float32(made, expected, tmp_path):
     task = tasks.create_task(made(tmp_path, model__dtype='float16'))
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     found, products, routers = {}, set(), set()
@@ -92,7 +92,7 @@ def losses(made, folder, dtype, steps=80):
 
 
 @pytest.mark.parametrize('made', [language, pytest.param(vision, marks=pytest.mark.slow)])
-def test_it_learns_about_as_in_float32(made, tmp_path):
+def test_training_in_float16_learns_about_as_in_float32(made, tmp_path):
     half, full = (losses(made, tmp_path, dtype) for dtype in ('float16', 'float32'))
     assert 'skipped' not in full[0] and half[-1]['skipped'] <= 2
     half, full = (np.array([each['loss'] for each in told]) for told in (half, full))
@@ -118,7 +118,7 @@ def small(params, batch, rng):
     return LossSums(jnp.sum(products.astype(jnp.float32) * 1e-8), jnp.float32(len(batch['x'])), {})
 
 
-def test_gradients_too_small_for_float16_are_there():
+def test_loss_scale_preserves_gradients_too_small_for_float16():
     batch = {'x': np.random.default_rng(0).uniform(1, 2, (8, 3)).astype(np.float32)}
     params, optimize = {'w': jnp.zeros(3)}, optimizer.make_optimizer_factory(helpers.config().optimizer)
     expected = -1e-8 * batch['x'].mean(0)
@@ -138,7 +138,7 @@ def large(params, batch, rng):
 
 @pytest.mark.parametrize(('parallel', 'accumulate'), [('jit', 1), ('jit', 2), ('pmap', 1), ('pmap', 2)])
 @pytest.mark.parametrize('bad', [False, True])
-def test_a_step_that_overflows_changes_the_scale_alone(parallel, accumulate, bad):
+def test_overflowing_step_changes_only_the_loss_scale(parallel, accumulate, bad):
     x = np.full((8, 3), 0.01, np.float32)
     if bad:
         x[5, 1] = 300  # one row of one device and one micro-batch; the gradient of the others is finite
@@ -162,7 +162,7 @@ def test_a_step_that_overflows_changes_the_scale_alone(parallel, accumulate, bad
         np.testing.assert_allclose(values['gradient_norm'], 2e-4 * 3**0.5, rtol=5e-3)
 
 
-def test_it_doubles_after_many_good_steps_and_halves_after_a_bad_one(monkeypatch):
+def test_loss_scale_doubles_after_finite_steps_and_halves_after_overflow(monkeypatch):
     monkeypatch.setattr(precision, 'GROWTH_INTERVAL', 3)
     scale, found = scale_of(4), []
     for good in (1, 1, 1, 1, 1, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1):
@@ -176,12 +176,12 @@ def test_it_doubles_after_many_good_steps_and_halves_after_a_bad_one(monkeypatch
     )
 
 
-def test_the_published_numbers():
+def test_loss_scale_has_the_published_constants():
     assert (precision.INITIAL_SCALE, precision.GROWTH_INTERVAL) == (2**15, 2000)
     assert [float(precision.adjust_loss_scale(scale_of(8, n), jnp.bool_(1)).factor) for n in (1998, 1999)] == [8, 16]
 
 
-def test_micro_batches_are_the_big_batch():
+def test_scaled_micro_batches_match_the_whole_batch():
     batch = {'x': np.random.default_rng(0).uniform(1, 2, (8, 3)).astype(np.float32)}
     batch['x'][1:4] = 0  # rows that do not count: micro-batches weigh 1, 4 and 1, 0, 2, 2
     params, optimize = {'w': jnp.ones(3)}, optimizer.make_optimizer_factory(helpers.config().optimizer)
@@ -221,7 +221,7 @@ def config(dtype='float16', **changes):
 
 
 @pytest.mark.parametrize('ema', [0.0, 0.5])
-def test_a_run_goes_on_with_its_scale_bit_for_bit(tmp_path, monkeypatch, ema):
+def test_resumed_float16_run_matches_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, ema):
     monkeypatch.setattr(precision, 'GROWTH_INTERVAL', 2)
     task, common = halved_task(bad=(4, 11)), dict(schedule='constant', ema=ema)
     loop.run_training_loop(config(**common), task, tmp_path / 'whole')
@@ -236,14 +236,14 @@ def test_a_run_goes_on_with_its_scale_bit_for_bit(tmp_path, monkeypatch, ema):
     np.testing.assert_allclose([each['learning_rate'] for each in whole[:7]], rates, rtol=1e-6)
 
 
-def test_a_run_ends_where_no_scale_is_small_enough(tmp_path):
+def test_run_ends_if_it_overflows_at_the_smallest_scale(tmp_path):
     task = halved_task(bad=range(3, EXAMPLES))
     with pytest.raises(RunError, match='step 19: the loss is inf'):
         loop.run_training_loop(config(), task, tmp_path)
     assert [each['loss_scale'] for each in records(tmp_path, 'train')[3:]] == [2.0**n for n in range(15, 0, -1)]
 
 
-def test_other_dtypes_have_no_scale_and_checkpoints_of_before(tmp_path):
+def test_other_dtypes_have_no_loss_scale_and_unchanged_checkpoints(tmp_path):
     for dtype in ('float32', 'bfloat16'):
         loop.run_training_loop(config(dtype), helpers.make_task(), tmp_path / dtype)
     loop.run_training_loop(helpers.config(), helpers.make_task(), tmp_path / 'none')

@@ -10,14 +10,14 @@ from attnlab.train.prefetch import PREFETCH_DEPTH, prefetch_batches
 
 
 @pytest.mark.parametrize(('start', 'stop'), [(0, 9), (5, 6), (3, 3), (0, 1)])
-def test_batches_come_in_order_each_made_once(start, stop):
+def test_batches_come_in_order_and_are_made_once(start, stop):
     made = []
     assert (
         list(prefetch_batches(lambda step: made.append(step) or step, start, stop)) == list(range(start, stop)) == made
     )
 
 
-def test_so_many_are_made_before_they_are_asked_for():
+def test_prefetch_depth_and_end_of_the_thread():
     made, lock = [], threading.Lock()
 
     def batch(step):
@@ -37,7 +37,7 @@ def test_so_many_are_made_before_they_are_asked_for():
     }
 
 
-def test_an_error_comes_in_its_turn():
+def test_error_is_raised_when_its_batch_is_due():
     def batch(step):
         if step == 2:
             raise ValueError('no third one')

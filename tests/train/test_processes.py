@@ -63,7 +63,7 @@ def alone(folder, workdir, steps):
 
 
 @pytest.mark.parametrize('mesh', ['data=2,fsdp=2,tensor=2', pytest.param('data=8', marks=pytest.mark.slow)])
-def test_two_processes_of_four_devices_and_on_with_one(tmp_path, mesh):
+def test_two_processes_match_one_and_the_run_continues_with_one(tmp_path, mesh):
     alone(tmp_path, tmp_path / 'five', 5)
     alone(tmp_path, tmp_path / 'ten', 10)
     pair = tmp_path / 'pair'
@@ -79,7 +79,7 @@ def test_two_processes_of_four_devices_and_on_with_one(tmp_path, mesh):
     same(tmp_path / 'ten', pair, 1e-6)
 
 
-def test_none_writes_before_all_have_read(tmp_path, monkeypatch):
+def test_no_process_writes_before_all_have_read(tmp_path, monkeypatch):
     """What the first one has half written must not be what another one finds."""
     there, in_all = [], run.processes.run_in_all
 
@@ -95,7 +95,7 @@ def test_none_writes_before_all_have_read(tmp_path, monkeypatch):
     assert (tmp_path / 'run/vocabulary/text.json').exists()
 
 
-def test_a_directory_that_is_being_trained_is_refused(tmp_path):
+def test_locked_directory_is_refused(tmp_path):
     config, workdir = tiny_language_config(tmp_path / 'data', train__duration='1 steps'), tmp_path / 'run'
     workdir.mkdir()
     with files.lock_file(workdir / '.lock'), pytest.raises(UserError, match='run is being trained by another process'):
@@ -105,7 +105,7 @@ def test_a_directory_that_is_being_trained_is_refused(tmp_path):
     run.train_run(config, workdir)  # it is given back
 
 
-def test_a_directory_that_another_trains_while_the_data_is_read_is_refused(tmp_path, monkeypatch):
+def test_directory_trained_by_another_process_meanwhile_is_refused(tmp_path, monkeypatch):
     config, workdir = tiny_language_config(tmp_path / 'data', train__duration='1 steps'), tmp_path / 'run'
     examples = LanguageTask.examples.fget
     other = tiny_language_config(tmp_path / 'data', train__duration='1 steps', optimizer__learning_rate='0.5')
@@ -125,7 +125,7 @@ def test_a_directory_that_another_trains_while_the_data_is_read_is_refused(tmp_p
     pytest.param('data=8', '{workdir} is being trained by another process', marks=pytest.mark.slow),  # the first finds
     ('data=4', "train.mesh is 'data=4', 4 devices; expected all 8 of the processes"),  # as all find
 ])  # fmt: skip
-def test_what_cannot_be_done_is_told_once(tmp_path, mesh, message):
+def test_error_of_all_processes_is_printed_once(tmp_path, mesh, message):
     workdir = tmp_path / 'run'
     workdir.mkdir()
     with files.lock_file(workdir / '.lock'):
@@ -137,7 +137,7 @@ def test_what_cannot_be_done_is_told_once(tmp_path, mesh, message):
 @pytest.mark.parametrize(('codes', 'speaks', 'silent'), [
     ([0, 2, 1], UserError('bad'), UserError), ([0, 1, 2], OSError('bad'), RunError),
 ])  # fmt: skip
-def test_the_first_that_cannot_says_why_and_the_others_leave(monkeypatch, codes, speaks, silent):
+def test_first_failed_process_raises_its_error_and_the_others_an_empty_one(monkeypatch, codes, speaks, silent):
     sent = []
     monkeypatch.setattr(processes, 'is_multi_process', lambda: True)
     monkeypatch.setattr(multihost_utils, 'process_allgather', lambda code: sent.append(int(code)) or np.array(codes))
@@ -155,7 +155,7 @@ def test_the_first_that_cannot_says_why_and_the_others_leave(monkeypatch, codes,
 
 
 @pytest.mark.slow
-def test_without_their_launcher_they_save_and_stop(tmp_path):
+def test_processes_save_and_stop_when_their_launcher_is_killed(tmp_path):
     workdir = tmp_path / 'run'
     process = started(command(tmp_path, workdir, '--processes=2', **LONG))
     trained_a_while(workdir, process)
@@ -187,7 +187,7 @@ LONG = dict(train__duration='100000 steps', train__mesh='data=8', train__log_eve
 
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [0, 1])
-def test_where_one_dies_all_end_and_it_is_named(tmp_path, number):
+def test_killed_process_ends_all_and_is_named(tmp_path, number):
     workdir = tmp_path / 'run'
     argv = command(tmp_path, workdir, '--processes=2', **LONG)
     process = started(argv)
@@ -207,7 +207,7 @@ def test_where_one_dies_all_end_and_it_is_named(tmp_path, number):
 
 
 @pytest.mark.slow
-def test_a_peer_that_is_lost_ends_the_run_without_a_launcher(tmp_path):
+def test_lost_process_ends_the_run_without_a_launcher(tmp_path):
     workdir = tmp_path / 'run'
     hands = ['--processes=2', f'--coordinator=127.0.0.1:{find_free_port()}']
     pair = [started(command(tmp_path, workdir, *hands, f'--process={i}', **LONG)) for i in (0, 1)]

@@ -44,7 +44,7 @@ def on_a_terminal(program, columns, **environment):
 
 
 @pytest.mark.parametrize('total', [200, 12_000, 600_000])
-def test_step_speed_and_time_left_stand_beside_the_first_validation_score(total):
+def test_bar_shows_step_rate_time_and_first_score_in_80_columns(total):
     lines = re.split(r'[\r\n]+', on_a_terminal(PROGRAM.format(total=total), 80, NO_COLOR='1'))
     last = [re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', line) for line in lines if '/' in line][-1]
     numbers = 'loss 0.155  valid accuracy 0.97'
@@ -52,7 +52,7 @@ def test_step_speed_and_time_left_stand_beside_the_first_validation_score(total)
     assert len(last) <= 80
 
 
-def test_no_color_and_a_dumb_terminal_have_no_colours():
+def test_bar_has_no_colours_with_no_color_or_a_dumb_terminal():
     colours = r'\x1b\[[0-9;]*m'
     program = PROGRAM.format(total=200)
     assert re.search(colours, on_a_terminal(program, 80))

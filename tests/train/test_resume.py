@@ -61,7 +61,7 @@ def batches(workdir):
 
 
 @pytest.mark.slow  # seven and thirteen without a kill: tests/tasks/test_language.py
-def test_twenty_steps_are_seven_a_kill_and_thirteen(tmp_path):
+def test_killed_and_resumed_run_matches_uninterrupted_run(tmp_path):
     config, file = tiny_grammar_config(model__dropout='0.2', train__accumulate='2'), tmp_path / 'given.json'
     configs.save_config(config, file)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'

@@ -55,7 +55,7 @@ def experts(tmp_path_factory):
     return language(tmp_path_factory.mktemp('experts'), EXPERTS, 'data=1')
 
 
-def test_the_last_batch_is_uneven(tmp_path):
+def test_language_task_has_an_uneven_last_batch(tmp_path):
     config = tiny_language_config(tmp_path, **LANGUAGE)
     task = tasks.create_task(config)
     full = [int(np.sum(np.any(task.batch(step)['segments'], axis=1))) for step in range(STEPS)]
@@ -63,7 +63,7 @@ def test_the_last_batch_is_uneven(tmp_path):
 
 
 @pytest.mark.parametrize('parallel', ['jit', 'pmap'])
-def test_rows_over_eight_devices(plain, tmp_path, parallel, quickly):
+def test_data_parallel_mesh_matches_one_device(plain, tmp_path, parallel, quickly):
     same(plain, language(tmp_path, LANGUAGE, 'data=8', train__parallel=parallel))
 
 
@@ -74,12 +74,12 @@ def slowly(mesh):
 @pytest.mark.parametrize(
     'mesh', ['fsdp=8', 'data=2,sequence=4', *map(slowly, ('fsdp=2,tensor=2,sequence=2', 'data=2,tensor=4'))]
 )
-def test_parts_of_a_model_over_eight_devices(plain, tmp_path, mesh, quickly):
+def test_model_parallel_mesh_matches_one_device(plain, tmp_path, mesh, quickly):
     same(plain, language(tmp_path, LANGUAGE, mesh))
 
 
 @pytest.mark.parametrize('mesh', ['data=2,expert=4', slowly('fsdp=2,expert=2,tensor=2')])
-def test_experts_over_eight_devices(experts, tmp_path, mesh, quickly):
+def test_expert_parallel_mesh_matches_one_device(experts, tmp_path, mesh, quickly):
     same(experts, language(tmp_path, EXPERTS, mesh))
 
 
@@ -94,12 +94,12 @@ def test_experts_over_eight_devices(experts, tmp_path, mesh, quickly):
     ('stack/block_0/mlp_norm/scale', (64,), P()),
     ('0/count', (), P()),
 ])  # fmt: skip
-def test_where_an_array_lies(path, shape, spec):
+def test_parameter_spec_of_arrays(path, shape, spec):
     found = sharding.parameter_spec(path, shape, {'fsdp': 2, 'tensor': 2, 'expert': 2})
     assert tuple(found) == tuple(spec) + (None,) * (len(found) - len(spec))
 
 
-def test_what_no_rule_covers_is_refused():
+def test_parameter_without_a_rule_raises():
     with pytest.raises(ValueError, match=r'no sharding rule matches odd/thing \(4,\); add one to'):
         sharding.parameter_spec('odd/thing', (4,), {'fsdp': 2})
     with pytest.raises(ValueError, match=r'the sharding rule for attention/query/kernel has 3 axes; the array has shape \(4,\)'):

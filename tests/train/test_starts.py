@@ -40,7 +40,7 @@ def seconds(name, folder):
 
 @pytest.mark.timing
 @pytest.mark.parametrize('name', EXPERIMENTS)
-def test_a_second_start(name, tmp_path, shared):
+def test_second_start_reaches_the_first_step_in_time(name, tmp_path, shared):
     if EXPERIMENTS[name]:
         shared(EXPERIMENTS[name])
     first, *others = (seconds(name, tmp_path) for _ in range(3))

@@ -17,7 +17,7 @@ def apply_once(accumulate, batch, loss):
     return jax.jit(update_of(loss, optimize, accumulate))(state, batch)
 
 
-def test_seed_rate_and_decay_are_arguments_of_one_program():
+def test_seed_learning_rate_and_weight_decay_are_program_arguments():
     programs = []
     for seed, rate, decay in ((0, 0.1, 0.2), (4, 0.05, 0.3)):
         setup = make_setup(config(seed, learning_rate=rate, weight_decay=decay, ema=0.9), EXAMPLES)
@@ -33,7 +33,7 @@ def linear(params, batch, rng):
     return LossSums(jnp.sum(counted), jnp.sum(batch['counts']), {})
 
 
-def test_micro_batches_count_by_weight_not_by_number():
+def test_micro_batches_are_weighted_by_tokens():
     # 1 token of loss 4 and 3 tokens of loss 1: 7 / 4, not the mean of the means 2.5.
     batch = {
         'g': np.array([4.0, 9, 9, 1, 1, 1], np.float32),
@@ -51,13 +51,13 @@ def test_gradients_of_micro_batches_are_averaged():
     assert float(apply_once(2, batch, linear)[0].params['w']) == -2.0
 
 
-def test_a_batch_of_padding_changes_nothing():
+def test_batch_of_padding_changes_nothing():
     batch = {'g': np.ones(2, np.float32), 'loss': np.ones(2, np.float32), 'counts': np.zeros(2, bool)}
     state, values = apply_once(1, batch, linear)
     assert float(values['loss']) == 0.0 and float(state.params['w']) == 0.0
 
 
-def test_accumulation_is_the_big_batch():
+def test_accumulated_gradient_equals_that_of_the_whole_batch():
     def still(params, batch, rng):  # without noise, whose draws depend on the cut
         return make_task().loss(params, batch | {'x': batch['x'] - 0.1 * jax.random.normal(rng, batch['x'].shape)}, rng)
 
