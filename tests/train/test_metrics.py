@@ -1,4 +1,4 @@
-"""A file of metrics that something has damaged."""
+"""Reading and continuing damaged metrics files."""
 
 import pytest
 
@@ -14,9 +14,9 @@ BROKEN = (
 
 
 def test_invalid_metrics_lines_are_left_out_and_counted(tmp_path, caplog):
-    right = b'{"step": 1, "split": "train", "loss": 0.5, "skipped": null}\n{"step": 2, "split": "speed", "rate": 7}\n'
+    valid = b'{"step": 1, "split": "train", "loss": 0.5, "skipped": null}\n{"step": 2, "split": "speed", "rate": 7}\n'
     path = tmp_path / 'metrics.jsonl'
-    path.write_bytes(b'\n'.join(BROKEN) + b'\n' + right + b'{"step": 9, "spl')  # the last was cut by a kill
+    path.write_bytes(b'\n'.join(BROKEN) + b'\n' + valid + b'{"step": 9, "spl')  # a kill truncated the last line
     assert metrics.read_metrics(tmp_path) == [
         {'step': 1, 'split': 'train', 'loss': 0.5, 'skipped': None}, {'step': 2, 'split': 'speed', 'rate': 7},
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Batches made ahead: in order, each once, and what one raises comes when it is its turn."""
+"""Prefetched batches: in order, each made once, errors raised when their batch is due."""
 
 import threading
 import time
@@ -26,10 +26,10 @@ def test_prefetch_depth_and_end_of_the_thread():
         return step
 
     with closing(prefetch_batches(batch, 0, 100)) as batches:
-        for taken in range(5):
-            assert next(batches) == taken
-        limit = time.monotonic() + 5
-        while len(made) < 5 + PREFETCH_DEPTH - 1 and time.monotonic() < limit:
+        for step in range(5):
+            assert next(batches) == step
+        deadline = time.monotonic() + 5
+        while len(made) < 5 + PREFETCH_DEPTH - 1 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert 5 + PREFETCH_DEPTH - 1 <= len(made) <= 5 + PREFETCH_DEPTH
     assert len(made) <= 5 + PREFETCH_DEPTH and 'batches' not in {
