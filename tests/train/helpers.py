@@ -21,6 +21,7 @@ TARGETS = INPUTS @ np.array([1.0, -2.0, 0.5], np.float32)
 
 def make_task(loss=None, evaluate=None, batch=None):
     """Return the regression task; the arguments replace its loss, validation and batches."""
+
     def squares(params, batch, rng):
         inputs = batch['x'] + 0.1 * jax.random.normal(rng, batch['x'].shape)
         errors = jnp.where(batch['kept'], (inputs @ params['w'] - batch['y']) ** 2, 0.0)

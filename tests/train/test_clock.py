@@ -94,7 +94,9 @@ def product(params, batch, rng):
 
 @pytest.mark.parametrize('mapped', [False, True])
 def test_flops_counter_counts_each_batch_shape(mapped):
-    count_flops = utilisation.make_flops_counter(product, {'w': np.zeros((2, 3, 5) if mapped else (3, 5), np.float32)}, mapped)
+    count_flops = utilisation.make_flops_counter(
+        product, {'w': np.zeros((2, 3, 5) if mapped else (3, 5), np.float32)}, mapped
+    )
     for rows in (4, 8, 4):
         x = np.zeros((2, rows // 2, 3) if mapped else (rows, 3), np.float32)
         flops = count_flops(utilisation.batch_shape({'x': x}))

@@ -8,7 +8,7 @@ from attnlab.train.durations import duration_in_steps
     'text, expected',
     [
         ('7 steps', 7), ('1 step', 1), (' 3steps ', 3), ('0 steps', 0),
-        ('1 epoch', 4), ('2.5 epochs', 10),  # 10 examples in batches of 3: 4 batches, the last one padded
+        ('1 epoch', 4), ('2.5 epochs', 10),  # 10 examples in batches of 3 are 4 batches, the last one padded
         ('9 examples', 3), ('10 examples', 4), ('10 percent', 4), ('10%', 4),
     ],
 )  # fmt: skip
@@ -31,7 +31,7 @@ def test_percent_without_a_total_is_refused():
 
 
 def test_decimal_durations_are_exact():
-    """Every tenth of an epoch and of a per cent, every hundredth of an example; right by whole numbers alone."""
+    """Tenths of an epoch, a percent and an example, compared with integer arithmetic."""
     durations = lambda text, **sizes: duration_in_steps(
         text, 'train.duration', batch_size=sizes.pop('batch', 1), **sizes
     )

@@ -1,4 +1,4 @@
-"""A trace of some steps beside a run that is the same."""
+"""Profiler traces of some steps of a run, which do not change its results."""
 
 import gzip
 import json
@@ -13,10 +13,10 @@ from tests.train.helpers import config, make_task, same_runs
 
 
 def steps_in(folder):
-    """The numbers of the steps that a trace has, in order."""
+    """Return the numbers of the steps in a trace, in order."""
     [file] = folder.rglob('*.trace.json.gz')
     events = json.loads(gzip.decompress(file.read_bytes()))['traceEvents']
-    return sorted(int(each['args']['step_num']) for each in events if each.get('name') == 'train')
+    return sorted(int(event['args']['step_num']) for event in events if event.get('name') == 'train')
 
 
 def test_requested_steps_are_traced(tmp_path, caplog):
@@ -24,20 +24,20 @@ def test_requested_steps_are_traced(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         loop.run_training_loop(
             config(), make_task(), tmp_path / 'traced', profile=(5, 7)
-        )  # over an evaluation and a save
+        )  # with an evaluation and a save
     same_runs(tmp_path / 'plain', tmp_path / 'traced')
     assert steps_in(tmp_path / 'traced' / 'profile') == [5, 6, 7]
-    [message] = [each for each in caplog.messages if 'are traced in' in each]
+    [message] = [line for line in caplog.messages if 'are traced in' in line]
     assert message.startswith(f'steps 5 to 7 are traced in {tmp_path}/traced/profile: open ')
 
 
 def test_trace_is_written_if_the_run_ends_early(tmp_path):
     plain = make_task()
 
-    def poisoned(step):
+    def batch_with_nan(step):
         return plain.batch(step) | ({'y': plain.batch(0)['y'] * float('nan')} if step > 6 else {})
 
-    task = make_task(batch=poisoned)
+    task = make_task(batch=batch_with_nan)
     with pytest.raises(RunError):
         loop.run_training_loop(config(), task, tmp_path, profile=(6, 15))
     assert steps_in(tmp_path / 'profile')[:2] == [6, 7]
