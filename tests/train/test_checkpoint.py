@@ -151,9 +151,8 @@ def test_failed_save_raises_in_one_line_and_keeps_older_steps(tmp_path, where, g
     with pytest.raises(RunError, match=f'^a checkpoint could not be saved in {folder}: .*$') as caught:
         with checkpoint.checkpoint_manager(tmp_path) as manager:
             checkpoint.save_checkpoint(manager, saved(3))
-            while (
-                len(list(folder.glob('3.*/*/_METADATA'))) < 2
-            ):  # written last; earlier writes would create the folder again
+            # The files _METADATA are written last; earlier writes would create the folder again.
+            while len(list(folder.glob('3.*/*/_METADATA'))) < 2:
                 time.sleep(0.01)
             folder.rename(aside)
             folder.touch()

@@ -140,9 +140,8 @@ def test_run_killed_at_random_moments_matches_uninterrupted_run(tmp_path, kills,
             continued = re.search(r'continues from step (\d+)', log.read_text())
             assert continued is None or int(continued[1]) == before
             assert 'damaged' not in log.read_text()
-            assert (
-                newest_recorded_step(broken) - newest_complete_step(broken) <= 2 * EVERY
-            )  # one save is waited for, and one may be in progress
+            # The run waits for one save, and another may be in progress.
+            assert newest_recorded_step(broken) - newest_complete_step(broken) <= 2 * EVERY
         before = newest_complete_step(broken)
         assert start(process, log, command(broken, steps, processes)) == 0, log.read_text()
         assert f'continues from step {before}' in log.read_text() and before > 0

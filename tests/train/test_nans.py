@@ -74,8 +74,8 @@ def test_layer_whose_output_overflows_is_named(remat, layer):
 
 def test_nonfinite_value_between_modules_is_reported_as_input():
     message = describe_failure(Model(True, False), lambda params: set_parameter(params, ('divisor',), 0))
-    assert message == ('the first input that is not finite is that of layers/into in iteration 0 (of 0 to 2) of its scan; '
-                       'it was computed between modules')  # fmt: skip
+    name = 'layers/into in iteration 0 (of 0 to 2) of its scan'
+    assert message == f'the first input that is not finite is that of {name}; it was computed between modules'
 
 
 @pytest.mark.parametrize(('remat', 'layer'), [(False, 0), (True, 2)])
@@ -93,10 +93,8 @@ def test_nonfinite_parameter_input_and_loss_are_named():
     with_nan = lambda params: set_parameter(params, ('layers', 'into', 'bias'), np.nan, 1)
     assert describe_failure(model, with_nan) == 'the parameter layers/into/bias was not finite before the step'
     assert describe_failure(model, batch={'x': np.full((2, 4), np.inf, np.float32)}) == 'the input x is not finite'
-    assert (
-        describe_failure(model, log=True)
-        == 'the outputs of all modules are finite, the loss computed from them is -inf'
-    )
+    nonfinite_loss = 'the outputs of all modules are finite, the loss computed from them is -inf'
+    assert describe_failure(model, log=True) == nonfinite_loss
     assert describe_failure(model) == 'run again on one device, every gradient is finite'
 
 

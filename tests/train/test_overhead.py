@@ -18,7 +18,7 @@ STEPS, STEP, LIMIT = 100, 0.02, 0.03
 
 
 def make_sleeping_step(task):
-    """Return a replacement for `Setup.compile_step`, whose step sleeps `STEP` seconds and returns equal metric names."""
+    """Return a replacement for `Setup.compile_step`, whose step sleeps `STEP` seconds."""
     compile_step = Setup.compile_step
 
     def compile_sleeping_step(setup, loss, state):
