@@ -123,8 +123,8 @@ def test_directory_trained_by_another_process_meanwhile_is_refused(tmp_path, mon
 
 
 @pytest.mark.parametrize(('mesh', 'message'), [
-    pytest.param('data=8', '{workdir} is being trained by another process', marks=pytest.mark.slow),  # an error of the first process
-    ('data=4', "train.mesh is 'data=4', 4 devices; expected all 8 of the processes"),  # an error of all processes
+    pytest.param('data=8', '{workdir} is being trained by another process', marks=pytest.mark.slow),  # process 0 fails
+    ('data=4', "train.mesh is 'data=4', 4 devices; expected all 8 of the processes"),  # all processes fail
 ])  # fmt: skip
 def test_error_of_all_processes_is_printed_once(tmp_path, mesh, message):
     workdir = tmp_path / 'run'
