@@ -1,4 +1,4 @@
-"""The program as a process of its own: what it loads, how fast it is there, how it ends and how it begins."""
+"""attnlab as a separate process: its imports, the time of its start, its exit codes and output streams."""
 
 import json
 import os
@@ -49,9 +49,9 @@ SHADOWS = ('random', 'token', 'queue', 'argparse', 'json', 'signal', 'jax', 'num
 
 @pytest.mark.parametrize('start', [['-m', 'attnlab'], environment.attnlab_command()[1:]], ids=['python -m', 'workers'])
 def test_files_of_the_current_folder_do_not_shadow_modules(tmp_path, monkeypatch, start):
-    """Those of the standard library and of others, such as a user's random.py; `attnlab` itself is not there at all."""
+    """A random.py of the user replaces no module; this folder has no `attnlab` itself."""
     for name in SHADOWS:
-        (tmp_path / f'{name}.py').write_text(f'raise SystemExit("{name}.py of the current folder is run")')
+        (tmp_path / f'{name}.py').write_text(f'raise SystemExit("{name}.py of the current folder was run")')
     monkeypatch.chdir(tmp_path)
     done = python(*start, 'aer', '--gold=x', '--links=y')
     assert (done.returncode, done.stdout) == (2, '')
@@ -59,7 +59,7 @@ def test_files_of_the_current_folder_do_not_shadow_modules(tmp_path, monkeypatch
 
 
 def test_only_environment_builds_command_lines():
-    """Also those of `sweep`, `--processes` and jobs, so that none imports from the current folder."""
+    """Also the processes of `sweep`, `--processes` and jobs: none of them imports from the current folder."""
     sources = Path(attnlab.__file__).parent.rglob('*.py')
     starts = {path.name for path in sources if 'sys.executable' in path.read_text('utf-8')}
     assert starts == {'environment.py'}
@@ -81,7 +81,7 @@ def test_uninstalled_copy_runs_its_own_code(tmp_path):
     ('>/dev/full', 1, '', 'attnlab: No space left on device\n'),
 ])  # fmt: skip
 def test_closed_or_full_stream_prints_no_traceback(tmp_path, redirection, code, out, error):
-    """And no file that is opened gets the number of a closed stream."""
+    """Also, no file that is opened gets the file descriptor of a closed stream."""
     program = (
         'import sys; from attnlab import cli, environment; sys.argv = ["attnlab"]; '
         'cli._dispatch = lambda argv: print(open(sys.executable).fileno() > 2, "café \u2603"); sys.exit(cli.main())'
@@ -121,22 +121,22 @@ def test_user_error_exits_with_2(tmp_path, monkeypatch):
 
 
 def test_computing_commands_restart_with_large_pages(monkeypatch):
-    """Of a process: one start where its user has wishes, or nothing is computed; the exit code is the last one's."""
+    """A process starts once if GLIBC_TUNABLES is set or nothing is computed; the exit code is that of the last."""
     program = (
         'import os, sys; sys.argv = ["attnlab", *sys.argv[1:]]; from attnlab import cli; '
         'print(os.environ.get("GLIBC_TUNABLES"), flush=True); sys.exit(cli.main())'
     )
     monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
 
-    def starts(*words):
-        done = python('-c', program, *words)
+    def run(*argv):
+        done = python('-c', program, *argv)
         return done.returncode, done.stdout.split()
 
-    again = ['glibc.malloc.hugetlb=1'] if sys.platform == 'linux' else []
-    assert starts('eval', '--workdir=nowhere') == (2, ['None', *again])
-    assert starts('aer') == (2, ['None'])
+    second_start = ['glibc.malloc.hugetlb=1'] if sys.platform == 'linux' else []
+    assert run('eval', '--workdir=nowhere') == (2, ['None', *second_start])
+    assert run('aer') == (2, ['None'])
     monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.check=0')
-    assert starts('eval', '--workdir=nowhere') == (2, ['glibc.malloc.check=0'])
+    assert run('eval', '--workdir=nowhere') == (2, ['glibc.malloc.check=0'])
 
 
 def test_processes_auto_without_a_cluster_is_refused(tmp_path):
@@ -156,13 +156,13 @@ from attnlab.errors import RunError
 
 def fail(argv):
     threading.Thread(target=time.sleep, args=(50,)).start()
-    print('so far')
-    raise RunError('no further')
+    print('output')
+    raise RunError('the error')
 
 cli._dispatch, sys.argv = fail, ['attnlab']
 sys.exit(cli.main())
 """
     start = time.perf_counter()
     done = python('-c', program)
-    assert (done.returncode, done.stdout, done.stderr) == (1, 'so far\n', 'attnlab: no further\n')
+    assert (done.returncode, done.stdout, done.stderr) == (1, 'output\n', 'attnlab: the error\n')
     assert time.perf_counter() - start < 30
