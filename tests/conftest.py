@@ -16,14 +16,10 @@ _CACHE = Path(__file__).resolve().parents[1] / '.cache' / 'jax'
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8 ' + os.environ.get('XLA_FLAGS', '')
-os.environ.setdefault(
-    'TF_CPP_MIN_LOG_LEVEL', '3'
-)  # as `environment.configure_process`, for tests that read the output of a process
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # as in `environment.configure_process`, for tests that read output
 os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_CACHE))
-os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = (
-    '0'  # compiling programs of less than a second takes most of the time
-)
+os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'  # most of the time is spent on small programs
 
 from jaxtyping import install_import_hook  # noqa: E402  (after the environment, as it may import JAX)
 
