@@ -258,7 +258,7 @@ def restore_latest(manager: ocp.CheckpointManager, params: Params, optimizer: An
     A damaged step is skipped with a warning, and the one before it is tried.  Every process of a run must call this.
 
     params, optimizer: trees of shapes in the form of the saved ones.  Each array is restored with the `sharding` of its
-      shape, or on the first device if it has none, from whatever devices it was saved.
+      shape, or on the first device if it has none; it may have been saved from other devices.
 
     Raises UserError if all steps are damaged, or if the shapes are not those that were saved.
     """

@@ -167,7 +167,7 @@ def _last_nonfinite_gradient(grads: Params, calls: list[ModuleCall], depths: dic
     for keys, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]:
         path = checksum.path_string(keys)
         names = tuple(path.split('/'))
-        # The call of the whole model ends last, whatever it computed: parameters of its own are put first.
+        # The call of the whole model always ends last: its own parameters are put first, with index -1.
         indices = call_indices.get(names[:-1], [-1]) if len(names) > 1 else [-1]
         is_finite = np.isfinite(np.asarray(leaf, np.float32))
         if depths.get(names, leaf.ndim) < leaf.ndim:

@@ -76,10 +76,10 @@ def initial_state(
         # A step donates the state's memory, so no array may occur twice in the state or be used elsewhere.
         return jax.tree.map(jnp.copy, tree)
 
-    params = init(jax.random.key(seed)) if params is None else copy(params)
-    ema_params = copy(params) if ema else None
+    first = init(jax.random.key(seed)) if params is None else copy(params)
+    ema_params = copy(first) if ema else None
     loss_scale = precision.initial_loss_scale() if scaled else None
-    return TrainState(jnp.int32(0), params, make_optimizer(0.0, 0.0).init(params), ema_params, loss_scale)
+    return TrainState(jnp.int32(0), first, make_optimizer(0.0, 0.0).init(first), ema_params, loss_scale)
 
 
 def noise_keys(seed: Any, count: int, step: Any, device: Any) -> jax.Array:
