@@ -1,4 +1,4 @@
-"""What a command takes, and its command line read: whatever it does not take is refused in one line."""
+"""Flags of the commands, and the parser of a command line; anything unknown raises UserError."""
 
 import argparse
 import math
@@ -14,31 +14,44 @@ from attnlab.errors import UserError
 
 @dataclass(frozen=True)
 class Flag:
+    """A flag of a command: `--name=metavar`, or a switch `--name` if metavar is ''."""
+
     name: str
-    metavar: str  # '' for a switch
+    metavar: str
     help: str
-    needed: bool = False
+    required: bool = False
 
 
 @dataclass(frozen=True)
 class Command:
-    run: Callable[[argparse.Namespace], int | None]  # the exit code, None for success
+    """A command.
+
+    run: takes the flags and returns the exit code, None for success.  summary: its line of `attnlab --help`.
+    words: the name of its positional arguments in the usage line, '' if it takes none.
+    overrides: whether it takes `--config.key=value`.
+    """
+
+    run: Callable[[argparse.Namespace], int | None]
     summary: str
     flags: tuple[Flag, ...] = ()
-    words: str = ''  # what its positional arguments are called, '' where it takes none
+    words: str = ''
     overrides: bool = False
 
 
 def parse(name: str, command: Command, argv: list[str]) -> argparse.Namespace:
-    """The flags by name, `words` and `overrides` beside them; whatever else stands there is refused."""
+    """Parse the arguments of a command.
+
+    Returns its flags by name (None or False if absent), `words` (the positional arguments) and `overrides`, a list of
+    (key, value).  Raises UserError for anything that the command does not take.
+    """
     if '--' in argv:
         raise UserError(f'{name} takes nothing after --, got {" ".join(argv[argv.index("--") :])!r}')
     overrides, rest = _split_overrides(argv) if command.overrides else ([], argv)
-    given, unknown = _parser(name, command).parse_known_args(['--help' if token == '-h' else token for token in rest])
+    values, unknown = _parser(name, command).parse_known_args(['--help' if token == '-h' else token for token in rest])
     for token in unknown:
         _check_word(name, command, token)
-    values = {flag.name: _one(name, flag, getattr(given, flag.name)) for flag in command.flags}
-    return argparse.Namespace(**values, words=unknown, overrides=overrides)
+    flags = {flag.name: _flag_value(name, flag, getattr(values, flag.name)) for flag in command.flags}
+    return argparse.Namespace(**flags, words=unknown, overrides=overrides)
 
 
 def _check_word(name: str, command: Command, token: str) -> None:
@@ -50,37 +63,37 @@ def _check_word(name: str, command: Command, token: str) -> None:
         raise UserError(f'{name} takes only flags, got {token!r}{hint}')
 
 
-def _one(name: str, flag: Flag, values: list | None) -> Any:
+def _flag_value(name: str, flag: Flag, values: list | None) -> Any:
     if not values:
-        if flag.needed:
+        if flag.required:
             raise UserError(f'{name} needs --{flag.name}={flag.metavar}')
         return None if flag.metavar else False
     if len(values) > 1:
-        raise UserError(f'--{flag.name} is given {len(values)} times; once is expected')
+        raise UserError(f'--{flag.name} is given {len(values)} times; expected once')
     if values == ['']:
         raise UserError(f'--{flag.name} expects {flag.metavar}, got nothing')
     if flag.metavar not in _PATHS:
         return values[0]
     path = files.expand_home(values[0], f'--{flag.name}')
-    if not files.is_utf8(whole := os.path.abspath(path)):  # it is written into pages and tables
-        raise UserError(f'--{flag.name} is {whole!r}; expected folders whose names are UTF-8')
+    if not files.is_utf8(absolute := os.path.abspath(path)):  # pages and tables contain the path
+        raise UserError(f'--{flag.name} is {absolute!r}; expected folders whose names are UTF-8')
     return path
 
 
 _PATHS = ('DIR', 'FILE', 'FILE.py', 'FILE[:ARG]')
-"""What the values are called that are paths."""
+"""Metavars of flags whose value is a path."""
 
 
 def _parser(name: str, command: Command) -> argparse.ArgumentParser:
     words = f' [{command.words} ...]' if command.words else ''
     forms = [f'--{flag.name}={flag.metavar}'.removesuffix('=') for flag in command.flags]
-    flags = [form if flag.needed else f'[{form}]' for flag, form in zip(command.flags, forms, strict=True)]
+    flags = [form if flag.required else f'[{form}]' for flag, form in zip(command.flags, forms, strict=True)]
     usage = ' '.join(['attnlab', name, *flags]) + ' [--config.KEY=VALUE ...]' * command.overrides + words
     parser = argparse.ArgumentParser(usage=usage, description=command.summary, allow_abbrev=False, add_help=False)
     parser.error = _refuse
-    # Without -h, of which Python 3.12 and later take -h5 for a form: `parse` reads it.
+    # No -h here, because Python 3.12 and later would accept -h5: `parse` turns -h into --help.
     parser.add_argument('--help', action='help', help='show this help message and exit')
-    for flag in command.flags:  # collected in lists, so that one given twice is seen
+    for flag in command.flags:  # lists, so that a repeated flag is noticed
         if flag.metavar:
             parser.add_argument(f'--{flag.name}', metavar=flag.metavar, action='append', help=flag.help)
         else:
@@ -93,7 +106,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _split_overrides(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Takes `--config.key=value` and `--config.key value` out of the arguments."""
+    """Split `--config.key=value` and `--config.key value` from the other arguments."""
     overrides, rest, tokens = [], [], iter(argv)
     for token in tokens:
         if not token.startswith('--config.'):
@@ -114,6 +127,7 @@ def _nearest_flag(token: str, command: Command) -> str:
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
+    """Return the end of an error about an unknown name: the most similar name or, if none is similar, all of them."""
     import difflib
 
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -121,7 +135,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
 
 
 def number(name: str, text: str | None, kind: type) -> Any:
-    """The value of a flag, None where it is not given."""
+    """Return the value of a flag as an int or a finite float; None if the flag is absent."""
     if text is None:
         return None
     try:
@@ -135,10 +149,10 @@ def number(name: str, text: str | None, kind: type) -> Any:
 
 
 def span(name: str, text: str | None) -> tuple[int, int] | None:
-    """The first and the last step of a flag such as 10..15, None where it is not given."""
+    """Return the first and the last step of a flag such as 10..15; None if the flag is absent."""
     if text is None:
         return None
-    found = re.fullmatch(r'([0-9]{1,18})\.\.([0-9]{1,18})', text)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r'([0-9]{1,18})\.\.([0-9]{1,18})', text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise UserError(f'--{name} expects its first and last step, from 1, as in 10..15; got {text!r}')
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import attnlab
-from attnlab import cli
+from attnlab import cli, commands
 from attnlab.errors import Stopped, UserError
 from tests import toy
 from tests.toy import tree
@@ -55,18 +55,20 @@ def calls(monkeypatch):
 
     assert attnlab.data is sys.modules['attnlab.data']
     import attnlab.report.page
-    import attnlab.tasks
+    import attnlab.tasks.align
     import attnlab.train
 
-    task = types.SimpleNamespace(**{name: recorder(name, None) for name in ('translate', 'generate', 'attend')})
-    run = types.SimpleNamespace(task=task, params='the parameters')
+    task = types.SimpleNamespace(**{name: recorder(name, None) for name in ('attend', 'attention_maps')})
+    methods = {name: recorder(name, []) for name in ('translate', 'generate')}
+    run = types.SimpleNamespace(task=task, params='the parameters', **methods)
     trained, scored = {'step': 9, 'bleu': 12.5}, ('valid', SCORES)
-    stub('attnlab.train.run', train=trained, evaluate=scored, load=run)
-    stub('attnlab.report.page', run_page='runs/one/report.html')
-    stub('attnlab.train.count', count=('4 tokens', []), table='the table')
-    stub('attnlab.data.alignments', aer=Scores(0.125, 0.5, 1.0))
+    stub('attnlab.train.run', train_run=trained, evaluate_run=scored, load_run=run)
+    stub('attnlab.tasks.align.pictures', show_alignment=None)
+    stub('attnlab.report.page', write_run_page='runs/one/report.html')
+    stub('attnlab.train.count', count_costs=('4 tokens', []), format_costs='the table')
+    stub('attnlab.data.alignments', score_alignment_files=Scores(0.125, 0.5, 1.0))
     stub('attnlab.bench', __path__=[])
-    for name in cli._BENCHES:
+    for name in commands.BENCHMARKS:
         stub(f'attnlab.bench.{name}', main=None)
     return found
 
@@ -95,7 +97,7 @@ def refused(capsys, *argv: str) -> str:
 def test_train(calls, argv):
     assert cli.main(['train', *argv]) == 0
     [(name, (config, workdir), kw)] = calls
-    assert (name, workdir, kw) == ('train', Path('new'), {'debug_nans': False, 'profile': None})
+    assert (name, workdir, kw) == ('train_run', Path('new'), {'debug_nans': False, 'profile': None})
     assert (config.name, config.model.layers, config.lr, config.model.shape) == ('x', 3, 1.0, (8, 8))
     assert type(config.lr) is float
     assert config.is_locked
@@ -221,7 +223,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path, monkeypatch, caps
 def test_control_characters_are_printed_as_escapes(capsys):
     said = refused(capsys, 'eval', '--workdir=a\x1b[2J\rb')
     assert said == r'--workdir=a\x1b[2J b does not exist; runs nearby: runs/one'
-    assert refused(capsys, 'eval', '--workdir=a\0') == r"the argument '--workdir=a\x00' holds the character NUL"
+    assert refused(capsys, 'eval', '--workdir=a\0') == r"the argument '--workdir=a\x00' contains a NUL character"
 
 
 # eval, translate
@@ -230,8 +232,8 @@ def test_control_characters_are_printed_as_escapes(capsys):
 def test_eval(calls, capsys):
     assert cli.main(['eval', '--workdir=runs/one']) == 0
     assert cli.main(['eval', '--split=valid', '--workdir', 'runs/one']) == 0
-    one, page = Path('runs/one'), ('run_page', (Path('runs/one'), 'valid', SCORES), {})
-    assert calls == [('evaluate', (one, None), {}), page, ('evaluate', (one, 'valid'), {}), page]
+    one, page = Path('runs/one'), ('write_run_page', (Path('runs/one'), 'valid', SCORES), {})
+    assert calls == [('evaluate_run', (one, None), {}), page, ('evaluate_run', (one, 'valid'), {}), page]
     assert capsys.readouterr().out.splitlines()[:3] == [
         'bleu                12.5000  nrefs:1',
         '7 sentences, 1,234 parameters, step 9',
@@ -257,8 +259,8 @@ def test_translate(calls):
     assert cli.main(['translate', 'A cat.', '--workdir=runs/one', "- 'Un' chat", '--joined', '-5 degrees.']) == 0
     assert cli.main(['translate', '--workdir=runs/one', 'A cat.']) == 0
     assert [call for call in calls if call[0] == 'translate'] == [
-        ('translate', ('the parameters', ['A cat.', "- 'Un' chat", '-5 degrees.'], True, None, False), {}),
-        ('translate', ('the parameters', ['A cat.'], False, None, False), {}),
+        ('translate', (['A cat.', "- 'Un' chat", '-5 degrees.'], True, None, False), {}),
+        ('translate', (['A cat.'], False, None, False), {}),
     ]
 
 
@@ -271,7 +273,7 @@ def pipe(monkeypatch, data: bytes, terminal: bool = False) -> None:
 def test_sentences_from_a_pipe(monkeypatch, calls):
     pipe(monkeypatch, '\ufeffA café.\r\nTwo\u2028lines.\nLast\n'.encode())
     assert cli.main(['translate', '--workdir=runs/one']) == 0
-    assert calls[-1][1][1] == ['A café.', 'Two\u2028lines.', 'Last']
+    assert calls[-1][1][0] == ['A café.', 'Two\u2028lines.', 'Last']
 
 
 @pytest.mark.parametrize(('data', 'message'), [
@@ -306,8 +308,8 @@ def test_generate(calls):
     numbers = ['--tokens=5', '--samples', '2', '--seed=-3', '--temperature=.5', '--top_k=4', '--top_p', '0.9']
     assert cli.main(['generate', '--workdir=runs/one', '--prompt=- a=b ', *numbers]) == 0
     assert [call for call in calls if call[0] == 'generate'] == [
-        ('generate', ('the parameters', ''), {}),  # what is not given is the task's to choose
-        ('generate', ('the parameters', '- a=b '),
+        ('generate', ('',), {}),  # what is not given is the task's to choose
+        ('generate', ('- a=b ',),
          dict(tokens=5, samples=2, seed=-3, temperature=0.5, top_k=4, top_p=0.9)),
     ]
 
@@ -319,7 +321,7 @@ def test_generate(calls):
     (['--top_k='], '--top_k expects K, got nothing'),
     (['--temperature=hot'], "--temperature expects a finite number, got 'hot'"),
     (['--top_p=90%'], "--top_p expects a finite number, got '90%'"),
-    (['--tokens=1', '--tokens=2'], '--tokens is given 2 times; once is expected'),
+    (['--tokens=1', '--tokens=2'], '--tokens is given 2 times; expected once'),
     (['--prompt'], '--prompt: expected one argument'),
     (['--topk=3'], "generate does not understand '--topk=3'; did you mean --top_k?"),
     (['ROMEO:'], "generate takes only flags, got 'ROMEO:'"),
@@ -354,7 +356,7 @@ def test_attend_refuses(capsys, calls, argv, message):
 def test_count(calls, capsys):
     assert cli.main(['count', '--config=e.py:x', '--config.model.layers=3']) == 0
     [(_, (config,), _), (name, args, _)] = calls
-    assert (config.name, config.model.layers, name, args) == ('x', 3, 'table', ('4 tokens', []))
+    assert (config.name, config.model.layers, name, args) == ('x', 3, 'format_costs', ('4 tokens', []))
     assert capsys.readouterr().out == 'the table\n'
 
 
@@ -370,11 +372,10 @@ def test_count_refuses(capsys, calls, argv, message):
     assert not calls
 
 
-def test_a_task_that_cannot_is_named(capsys, monkeypatch):
+def test_a_task_without_attention_is_named(capsys, monkeypatch):
     task = types.SimpleNamespace(config=types.SimpleNamespace(task='sort'))
     monkeypatch.setattr('attnlab.train.run.load_run', lambda workdir: types.SimpleNamespace(task=task, params=None))
-    for command, argv in (('translate', ['x']), ('generate', []), ('attend', ['x'])):
-        assert refused(capsys, command, '--workdir=runs/one', *argv) == f"a run of task 'sort' does not {command}"
+    assert refused(capsys, 'attend', '--workdir=runs/one', 'x') == "a run of task 'sort' does not attend"
 
 
 # aer, bench, and all
@@ -383,7 +384,7 @@ def test_a_task_that_cannot_is_named(capsys, monkeypatch):
 def test_aer(calls, capsys):
     assert cli.main(['aer', '--gold=g', '--links=l']) == 0
     assert cli.main(['aer', '--gold', 'g', '--links', 'l', '--swap']) == 0
-    assert calls == [('aer', ('g', 'l', False), {}), ('aer', ('g', 'l', True), {})]
+    assert calls == [('score_alignment_files', ('g', 'l', False), {}), ('score_alignment_files', ('g', 'l', True), {})]
     assert capsys.readouterr().out.splitlines()[0] == 'AER 0.1250  precision 0.5000  recall 1.0000'
 
 
@@ -395,13 +396,13 @@ def test_aer_refuses(capsys):
 def test_bench(calls, capsys):
     assert cli.main(['bench', 'seq2seq']) == 0
     assert cli.main(['bench']) == 0
-    assert calls == [('main', (), {})] * (1 + len(cli._BENCHES))
+    assert calls == [('main', (), {})] * (1 + len(commands.BENCHMARKS))
     assert refused(capsys, 'bench', 'seq2sec') == "there is no bench 'seq2sec'; did you mean seq2seq?"
     assert 'bench takes one of seq2seq' in refused(capsys, 'bench', 'seq2seq', 'seq2seq')
 
 
 def test_a_command_is_needed(capsys):
-    assert refused(capsys).startswith('a command is missing: one of train, sweep, eval')
+    assert refused(capsys).startswith('a command is missing: expected one of train, sweep, eval')
     assert refused(capsys, 'trian') == "there is no command 'trian'; did you mean train?"
     assert refused(capsys, '--versoin') == "there is no command '--versoin'; did you mean --version?"
     assert 'expected one of train' in refused(capsys, '@')
@@ -462,7 +463,7 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
 def test_every_command_has_help(capsys):
     assert cli.main(['--help']) == 0
     overview = capsys.readouterr().out
-    for name, command in cli._COMMANDS.items():
+    for name, command in commands.COMMANDS.items():
         assert f'  {name:<10} {command.summary}\n' in overview
         with pytest.raises(SystemExit) as caught:
             cli.main([name, '--help'])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlab import cli, configs
+from attnlab import cli, commands, configs
 from attnlab.flags import Command
 
 ROOT = Path(cli.__file__).parents[1]
@@ -111,7 +111,7 @@ VALUES = {  # of the flags that a command needs
 
 def of_flags(name: str, command: Command) -> Iterator[list[str]]:
     """Command lines that differ from a right one in one flag."""
-    base = {flag.name: f'--{flag.name}={VALUES[flag.name]}' for flag in command.flags if flag.needed}
+    base = {flag.name: f'--{flag.name}={VALUES[flag.name]}' for flag in command.flags if flag.required}
     for left_out in base:
         yield [name, *(text for flag, text in base.items() if flag != left_out)]
     for flag in command.flags:
@@ -304,7 +304,7 @@ sweep --config=sweeps.py --workdir=runs/e --sweep=x --best=new.py
 
 def groups() -> dict[str, list[list[str]]]:
     """Command lines by what is wrong with them."""
-    found = {f'flags of {name}': list(of_flags(name, command)) for name, command in cli._COMMANDS.items()}
+    found = {f'flags of {name}': list(of_flags(name, command)) for name, command in commands.COMMANDS.items()}
     found['numbers'] = [
         [*start.split(), f'--{flag}={value}'] for start, flags in NUMBERS.items() for flag in flags
         for value in NO_NUMBERS
@@ -317,8 +317,8 @@ def groups() -> dict[str, list[list[str]]]:
         found[f'fields of {experiment}'] = [['train', '--workdir=new', *flags] for flags in every]
         counted = [['count', *flags] for flags in every if flags[1].removeprefix('--config.').startswith(COUNTED)]
         found[f'fields of {experiment}, counted'] = counted
-    commands = (['eval'], ['translate', 'A cat.'], ['generate'], ['attend', 'A cat.'])
-    found['runs'] = [[first, f'--workdir={name}', *rest] for first, *rest in commands for name in DIRECTORIES]
+    readers = (['eval'], ['translate', 'A cat.'], ['generate'], ['attend', 'A cat.'])
+    found['runs'] = [[first, f'--workdir={name}', *rest] for first, *rest in readers for name in DIRECTORIES]
     found['new directories'] = [['train', '--config=e.py', f'--workdir={name}'] for name in NEW_DIRECTORIES]
     found['others'] = [[], [''], ['\udcff'], ['\x1b[2J'], *map(shlex.split, REST.strip().splitlines())]
     return found

@@ -8,13 +8,14 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / 'attnlab'
 # From top to bottom.  `configs` imports only files and errors, so that every package that reads a config is above it.
 PACKAGES = (
-    'cli bench sweeps report train tasks decode models layers kernels data configs flags launch environment files '
-    'parameters errors'
+    'cli commands api notebook bench sweeps report train tasks decode models layers kernels data configs flags '
+    'launch environment files parameters errors'
 ).split()
 FORBIDDEN = {
     'kernels': {'flax', 'optax', 'orbax'},
     'data': {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex', 'jaxtyping'},
     'configs': {'jax', 'flax', 'numpy'},
+    'commands': {'jax', 'flax', 'numpy'},
     'flags': {'jax', 'flax', 'numpy'},
     'launch': {'jax', 'flax', 'numpy'},
     'environment': {'jax', 'flax', 'numpy'},

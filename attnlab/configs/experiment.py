@@ -36,7 +36,7 @@ def load_experiment(spec: str, overrides: Sequence[tuple[str, Any]] = ()) -> Con
     cls = config_class(config.get('task'))
     for key in (keys := [key for key, _ in overrides]):
         if keys.count(key) > 1:
-            raise UserError(f'--config.{key} is set {keys.count(key)} times; once is expected')
+            raise UserError(f'--config.{key} is set {keys.count(key)} times; expected once')
     fields.fill_defaults(cls, config)
     # First names: the name of a section decides which other fields it has.
     for key, value in sorted(overrides, key=lambda each: not each[0].endswith('.name')):

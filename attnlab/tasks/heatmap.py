@@ -51,7 +51,7 @@ def plot_heatmap(
     """
     from matplotlib.figure import Figure
 
-    weights = _checked(weights, rows, columns)
+    weights = check_weights(weights, rows, columns)
     steps, length = weights.shape
     cell = float(np.clip(9 / max(steps, length), 0.2, 0.4))  # inches
     cell = min(cell, MAX_INCHES / max(steps, length))
@@ -78,7 +78,7 @@ def plot_heatmap(
     return picture
 
 
-def _checked(weights, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
+def check_weights(weights, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
     weights = np.asarray(weights, np.float32)
     if weights.shape != (len(rows), len(columns)) or not weights.size:
         raise ValueError(f'weights have shape {weights.shape}, labels ask for ({len(rows)}, {len(columns)}): '
@@ -140,7 +140,7 @@ def _outline(axes: Axes, gold: GoldLinks, steps: int, length: int, cell: float) 
 
 def save_alignment(path: str | Path, weights, rows: Sequence[str], columns: Sequence[str]) -> None:
     """Writes weights (float32 [T, S]), rows and columns (unicode arrays) to a .npz file; ValueError as in `plot_heatmap`."""
-    weights = _checked(weights, rows, columns)
+    weights = check_weights(weights, rows, columns)
     with open(path, 'wb') as file:  # an open file keeps numpy from adding a suffix
         np.savez_compressed(file, weights=weights, rows=np.array(rows, str), columns=np.array(columns, str))
 
@@ -158,7 +158,7 @@ def render_text(weights, rows: Sequence[str], columns: Sequence[str], width: int
     else five block characters, explained in the last line.  One line in place of more than `MAX_LABELS` tokens of a
     side.  ValueError as in `plot_heatmap`.
     """
-    weights = _checked(weights, rows, columns)
+    weights = check_weights(weights, rows, columns)
     if not has_room_for_labels(rows, columns):
         return f'{len(rows):,} produced and {len(columns):,} source tokens: too many to show here or to label'
     longest = max(8, width // 3)

@@ -74,6 +74,13 @@ class TrainedRun(NamedTuple):
         """Return the probability of each class, [n, classes] float64, for images [n, H, W, C] uint8."""
         return require_support(self.task, SupportsClassify, 'classify').classify(self.params, pixels)
 
+    def evaluate(self, split: str | None = None) -> dict[str, Any]:
+        """Evaluate the run on a split and return its scores; the task writes its samples into the directory of the run.
+
+        split: name of the split; the default split of the task if None.
+        """
+        return self.task.evaluate(self.params, split or self.task.default_split)
+
     def attention_maps(self, text: str) -> AttentionMaps:
         """Return the attention weights of all layers and heads.
 
@@ -95,7 +102,7 @@ def check_config(config: RunConfig | ConfigDict) -> Task:
 
 def train_run(
     config: RunConfig | ConfigDict,
-    workdir: Path,
+    workdir: str | Path,
     **options: Unpack[loop.TrainOptions],
 ) -> dict[str, float]:
     """Train a config in a directory, from its latest checkpoint if it has one; return the last and the best scores.
@@ -107,6 +114,7 @@ def train_run(
     Raises UserError if the config cannot be trained, or if the directory has checkpoints of another config; nothing has
     been written then.
     """
+    workdir = Path(workdir)
     # All processes finish reading before one writes.
     start = processes.run_in_all(lambda: _prepare_start(config, workdir, options.get('profile')))
     task = start.task
@@ -212,11 +220,12 @@ def load_task(workdir: Path) -> Task:
     return task
 
 
-def load_run(workdir: Path) -> TrainedRun:
+def load_run(workdir: str | Path) -> TrainedRun:
     """Load the run in a directory, with its parameters on one device.
 
     Raises UserError if it has no checkpoint yet, and RunError if its parameters are not finite.
     """
+    workdir = Path(workdir)
     return _load_best(load_task(workdir), workdir)
 
 

@@ -76,7 +76,7 @@ def test_each_token_is_multiplied_by_the_device_of_its_experts_alone(monkeypatch
         jax.debug.callback(lambda places: rows.append(int(places)), jnp.sum(jnp.any(x != 0, axis=-1)))
         return product(x, kernel, experts, used)
 
-    monkeypatch.setattr(module, 'block_product', counted)
+    monkeypatch.setattr(module, 'block_matmul', counted)
     x, logits, matrices = given('relu')
     matrices = {'up': (np.ones_like(matrices['up'][0]), None), 'down': (np.zeros_like(matrices['down'][0]), None)}
     x = np.abs(x)  # so that what is multiplied with `down` is not zero either

@@ -1,0 +1,50 @@
+"""Attention weights as heat maps in a notebook."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from attnlab.tasks import heatmap
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeatMap:
+    """Attention weights with labels: a picture in a notebook, characters in a terminal.
+
+    weights: [T, S] float, from 0 (white) to 1 (black).  rows: T target tokens.  columns: S source tokens.
+    """
+
+    weights: np.ndarray
+    rows: Sequence[str]
+    columns: Sequence[str]
+    title: str = ''
+
+    def png(self) -> bytes:
+        """Return the picture as a PNG file."""
+        figure = heatmap.plot_heatmap(self.weights, self.rows, self.columns, self.title)
+        return heatmap.render_png(figure)
+
+    def save(self, path: str | Path) -> None:
+        """Write the picture as a PNG file."""
+        Path(path).write_bytes(self.png())
+
+    def _repr_html_(self) -> str:
+        picture = base64.b64encode(self.png()).decode('ascii')
+        return f'<img src="data:image/png;base64,{picture}" style="max-width:100%">'
+
+    def __repr__(self) -> str:
+        return heatmap.render_text(self.weights, self.rows, self.columns)
+
+
+def show(weights: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str = '') -> HeatMap:
+    """Return attention weights [T, S] as a heat map, which a notebook displays as a picture.
+
+    rows: T target tokens.  columns: S source tokens.
+
+    Raises ValueError if the shape does not fit the labels, or if a weight is not finite.
+    """
+    heatmap.check_weights(weights, rows, columns)
+    return HeatMap(np.asarray(weights, np.float32), list(rows), list(columns), title)
