@@ -1,4 +1,4 @@
-"""What a process asks of its system and of JAX before either starts to compute."""
+"""Settings of the operating system and of JAX that a process makes before it computes anything."""
 
 import contextlib
 import io
@@ -9,22 +9,25 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 
-_DEVICES = 'force_host_platform_device_count'
-_LAUNCHER = 'ATTNLAB_LAUNCHER'
+T = TypeVar('T')
+
+_DEVICE_COUNT_FLAG = 'xla_force_host_platform_device_count'
+_LAUNCHER_VARIABLE = 'ATTNLAB_LAUNCHER'
 
 is_distributed = False
-"""Whether this process has joined others for a training (`attnlab.train.processes.join_processes`)."""
+"""Whether this process is one of several that train together (`attnlab.train.processes.join_processes` sets it)."""
 
 MAX_CPU_DEVICES = 8
-"""At most so many cores of a CPU are devices of their own, which share a batch; each uses the others' cores too."""
+"""Largest number of JAX devices on a CPU.  They share a batch; each also computes on the cores of the others."""
 
 
 def enable_large_pages() -> None:
-    """Starts the process once more with memory in large pages, for which glibc takes a wish at the start only.
+    """Start this process again with glibc's setting for large memory pages, which glibc reads only at the start.
 
-    A training step on a CPU takes and returns large arrays.  Who sets GLIBC_TUNABLES, to whatever, has no second start.
+    Large pages make training on a CPU faster: each step allocates and frees large arrays.  If GLIBC_TUNABLES is set, to
+    any value, nothing happens.
     """
     if sys.platform == 'linux' and sys.executable and 'GLIBC_TUNABLES' not in os.environ:
         os.environ['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=1'
@@ -32,22 +35,23 @@ def enable_large_pages() -> None:
 
 
 def attnlab_command(*argv: str) -> list[str]:
-    """The command line of a process of this copy of the package.
+    """Command line that runs `attnlab ARGV` with this copy of the package.
 
-    With -P no folder of the user comes first in sys.path: `python -m attnlab` would import a random.py or jax.py of the
-    current folder in place of the real one.
+    The option -P keeps the current folder out of sys.path: with `python -m attnlab`, a random.py or jax.py in the
+    current folder would be imported instead of the real module.
     """
     return [sys.executable, '-P', str(Path(__file__).with_name('__main__.py')), *argv]
 
 
 def open_standard_streams() -> None:
-    """Opens the null device in place of each closed standard stream, and prints unknown characters as escapes.
+    """Open the null device for each closed standard stream, and print characters that cannot be encoded as escapes.
 
-    The number of a closed stream would be that of the next file that is opened, which then gets what libraries print.
+    Without this, the next file that is opened would get the file descriptor of a closed stream, and the output of
+    libraries would be written into that file.
     """
-    for number, name in enumerate(('stdin', 'stdout', 'stderr')):
+    for descriptor, name in enumerate(('stdin', 'stdout', 'stderr')):
         if getattr(sys, name) is None:
-            stream = open(os.devnull, 'w' if number else 'r')  # noqa: SIM115  (open until the process ends)
+            stream = open(os.devnull, 'w' if descriptor else 'r')  # noqa: SIM115  (open until the process ends)
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
     for stream in (sys.stdout, sys.stderr):
@@ -56,63 +60,69 @@ def open_standard_streams() -> None:
 
 
 def configure_process(processes: int = 1, number: int = 0) -> None:
-    """Log lines of ours on the screen, compiled programs kept from one start to the next, and a device a core.
+    """Set up logging, the cache of compiled programs and the CPU devices of this process; call before importing JAX.
 
-    processes, number: so many share the cores, and which of them this is; log lines are the first one's.
+    processes: number of processes that share the cores of this machine.
+    number: index of this process among them; processes other than 0 log warnings and errors only.
     """
     logging.basicConfig(level=logging.WARNING if number else logging.INFO, format='%(message)s')
-    # Not of 'jax': before JAX is imported that would be the level of what jaxlib logs, too.
+    # Not the logger 'jax': its level, if set before JAX is imported, also becomes the log level of jaxlib.
     logging.getLogger('jax._src').setLevel(logging.WARNING)
-    for library in ('absl', 'asyncio'):  # orbax's, which raises what it logs, and logs it with tracebacks of threads
+    # Loggers of orbax.  It logs errors with the tracebacks of its threads, and raises them as well.
+    for library in ('absl', 'asyncio'):
         logging.getLogger(library).setLevel(logging.CRITICAL)
     cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'attnlab' / 'jax'
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(cache))
-    # JAX keeps only what took it a second; half of a small experiment's start is programs below that.
+    # By default JAX caches only programs that took 1 s to compile.  Programs below that are half of the start of a
+    # small experiment.
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
-    # jaxlib 0.10 logs two lines an error for each program that it reads from the cache on some processors, where LLVM's
-    # preferences (prefer-no-gather) are no features of the host.  What fails raises besides.
+    # On some processors, jaxlib 0.10 logs two lines at level error for each program that it reads from the cache:
+    # LLVM's tuning preferences (prefer-no-gather) are not among the features of the host.  Real failures raise as well.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    if _DEVICES not in os.environ.get('XLA_FLAGS', ''):
-        usable = getattr(os, 'sched_getaffinity', None)  # Linux: what a container allows, not what the machine has
-        cores = len(usable(0)) if usable else os.cpu_count() or 1
-        # The devices of a busy machine may wait for each other longer than the 40 seconds after which XLA gives up.
-        wish = f'--xla_{_DEVICES}={min(max(cores // processes, 1), MAX_CPU_DEVICES)}'
-        _add_flags(wish, '--xla_cpu_collective_call_terminate_timeout_seconds=600')
+    if _DEVICE_COUNT_FLAG not in os.environ.get('XLA_FLAGS', ''):
+        get_affinity = getattr(os, 'sched_getaffinity', None)  # Linux: the cores that a container may use
+        cores = len(get_affinity(0)) if get_affinity else os.cpu_count() or 1
+        device_count = min(max(cores // processes, 1), MAX_CPU_DEVICES)
+        # On a busy machine, devices may wait for each other longer than 40 seconds, after which XLA ends the process.
+        _add_xla_flags(
+            f'--{_DEVICE_COUNT_FLAG}={device_count}', '--xla_cpu_collective_call_terminate_timeout_seconds=600'
+        )
 
 
 def print_error(line: str) -> None:
-    """Write `attnlab: LINE` to the standard error in one call, so that no other process or thread writes into it."""
+    """Write `attnlab: LINE` to standard error in one call, so that output of other processes cannot land inside it."""
     sys.stderr.write(f'attnlab: {line}\n')
     sys.stderr.flush()
 
 
 def restrict_hardware(number: int, count: int) -> None:
-    """Leaves to this process its part, `number` of `count`, of the cores and NVIDIA GPUs that it may use.
+    """Restrict this process to part `number` of `count` of the cores and NVIDIA GPUs that it may use.
 
-    Before `configure_process`, and before JAX is imported.  Where there are fewer than processes, several share one.
+    Call before `configure_process`, and before JAX is imported.  If there are fewer cores or GPUs than processes,
+    several processes share one.
     """
     if hasattr(os, 'sched_setaffinity'):
-        cores = sorted(os.sched_getaffinity(0), key=_place)
-        os.sched_setaffinity(0, _part(cores, number, count))
-    gpus = _gpus()
+        cores = sorted(os.sched_getaffinity(0), key=_core_position)
+        os.sched_setaffinity(0, _split_evenly(cores, number, count))
+    gpus = _visible_gpus()
     if gpus:
-        os.environ['CUDA_VISIBLE_DEVICES'] = ','.join(_part(gpus, number, count))
-        if len(gpus) < count:  # one process alone takes three quarters of a GPU's memory, at once
-            on_one = -(-count // len(gpus))
-            os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / on_one:.3f}')
+        os.environ['CUDA_VISIBLE_DEVICES'] = ','.join(_split_evenly(gpus, number, count))
+        if len(gpus) < count:  # by default, one process allocates three quarters of the memory of a GPU at its start
+            processes_per_gpu = -(-count // len(gpus))
+            os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / processes_per_gpu:.3f}')
 
 
-def _part(things: list[Any], number: int, count: int) -> list[Any]:
-    """Consecutive ones; the first parts have one more where they cannot be alike."""
-    if len(things) < count:
-        return [things[number % len(things)]]
-    whole, more = divmod(len(things), count)
-    start = number * whole + min(number, more)
-    return things[start : start + whole + (number < more)]
+def _split_evenly(items: list[T], number: int, count: int) -> list[T]:
+    """Part `number` of `count` consecutive parts; the first parts have one more item if they cannot be equal."""
+    if len(items) < count:
+        return [items[number % len(items)]]
+    size, remainder = divmod(len(items), count)
+    start = number * size + min(number, remainder)
+    return items[start : start + size + (number < remainder)]
 
 
-def _place(core: int) -> tuple[int, ...]:
-    """Sorts the threads of a core, and the cores of a socket, side by side."""
+def _core_position(core: int) -> tuple[int, ...]:
+    """Sort key that puts the hardware threads of a core, and the cores of a socket, next to each other."""
     try:
         folder = Path(f'/sys/devices/system/cpu/cpu{core}/topology')
         names = ('physical_package_id', 'core_id')
@@ -121,91 +131,101 @@ def _place(core: int) -> tuple[int, ...]:
         return 0, core, core
 
 
-def _gpus() -> list[str]:
+def _visible_gpus() -> list[str]:
     visible = os.environ.get('CUDA_VISIBLE_DEVICES')
     if visible is not None:
-        return [each for each in visible.split(',') if each and each != '-1']
+        return [gpu for gpu in visible.split(',') if gpu and gpu != '-1']
     return [str(number) for number, _ in enumerate(Path('/proc/driver/nvidia/gpus').glob('*'))]
 
 
 def exit_now(code: int) -> NoReturn:
-    """Ends the process at once, with nothing waited for."""
+    """End this process at once, without waiting for threads or running clean-up handlers."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # a pipe that nobody reads any more, a full disk
+        with contextlib.suppress(OSError):  # the reader of the pipe is gone, or the disk is full
             stream.flush()
     os._exit(code)
 
 
 def exit_on_interrupt() -> None:
-    """Ends the process at once, in one line, when SIGINT comes, unless it was started to ignore that.
+    """End this process at once, with a one-line message, on SIGINT, unless it was started with SIGINT ignored.
 
-    Python's own handler raises KeyboardInterrupt wherever the program stands: in the midst of an import or of a
-    callback of JAX it becomes another error or is dropped, and while the program ends it prints a traceback.  Clean-up
-    is not needed: every file is written so that SIGKILL may come at any time.
+    Python's own handler raises KeyboardInterrupt at any point of the program.  During an import or in a callback of JAX
+    it becomes another error or is dropped, and at the end of the program it prints a traceback.  No clean-up is needed:
+    every file is written such that the process may be killed at any time.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
 
-    def interrupted(number: int, frame: object) -> None:
-        drawn = os.isatty(2) and os.environ.get('TERM') != 'dumb'  # perhaps a bar, which hides the cursor
-        os.write(2, (b'\x1b[?25h\n' if drawn else b'') + b'attnlab: interrupted\n')
+    def handle_interrupt(number: int, frame: object) -> None:
+        # A progress bar on the terminal may have hidden the cursor: show it again.
+        may_have_bar = os.isatty(2) and os.environ.get('TERM') != 'dumb'
+        os.write(2, (b'\x1b[?25h\n' if may_have_bar else b'') + b'attnlab: interrupted\n')
         os._exit(128 + number)
 
-    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGINT, handle_interrupt)
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a process that is to stop, and save, once this one is gone."""
-    return {**os.environ, _LAUNCHER: str(os.getpid())}
+    """Environment variables for a child process that should save and stop when this process ends.
+
+    The child calls `stop_with_launcher`.
+    """
+    return {**os.environ, _LAUNCHER_VARIABLE: str(os.getpid())}
 
 
 def stop_with_launcher() -> None:
-    """Stops this process with SIGTERM once the one that started it in `child_environment` is gone, however it ended."""
-    launcher = os.environ.pop(_LAUNCHER, None)
+    """Watch the process that started this one with `child_environment`; send this one SIGTERM when that has ended.
+
+    Does nothing if the process was started in another way.
+    """
+    launcher = os.environ.pop(_LAUNCHER_VARIABLE, None)
     if launcher is None:
         return
 
-    def look() -> None:
+    def wait_for_launcher() -> None:
         while os.getppid() == int(launcher):
             time.sleep(1.0)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=look, daemon=True).start()
+    threading.Thread(target=wait_for_launcher, daemon=True).start()
 
 
 def device_error() -> str | None:
-    """The reason for which JAX has no device, in one line; None where it has one, or was not imported."""
+    """Return the reason why JAX has no device, in one line; None if it has one, or if JAX was not imported."""
     jax = sys.modules.get('jax')
     if jax is None:
         return None
     try:
         jax.devices()
-    except Exception as error:  # an AssertionError without a text for 'cuda' where JAX was installed without CUDA
+    except Exception as error:  # for 'cuda' without CUDA support in JAX, an AssertionError without a message
         reason = (str(error) or 'this JAX was installed without it').splitlines()[0].partition(' (set JAX_PLATFORMS')[0]
-        came = os.environ.get('JAX_PLATFORMS', '')
-        return f'JAX_PLATFORMS is {came!r}: {reason}; expected a platform of this machine, such as cpu'
+        platforms = os.environ.get('JAX_PLATFORMS', '')
+        return f'JAX_PLATFORMS is {platforms!r}: {reason}; expected a platform of this machine, such as cpu'
     return None
 
 
-def simulate_cpu_devices(devices: int) -> None:
-    """So many devices of a CPU, to compile for; before any is used."""
+def simulate_cpu_devices(count: int) -> None:
+    """Let JAX have `count` CPU devices, on any machine, to compile programs for; call before any device is used."""
     os.environ['JAX_PLATFORMS'] = 'cpu'
-    if jax := sys.modules.get('jax'):  # which has read the variable already
+    if jax := sys.modules.get('jax'):  # an imported JAX has read the variable already
         jax.config.update('jax_platforms', 'cpu')
-    _add_flags(f'--xla_{_DEVICES}={devices}')  # the last one counts
+    _add_xla_flags(f'--{_DEVICE_COUNT_FLAG}={count}')  # of equal flags, XLA uses the last
 
 
 def host_memory_bytes() -> int:
-    """Bytes that the processes of this machine may use together: its RAM, or less where a control group has less."""
+    """Return the memory in bytes that processes may use: the RAM of the machine, or the limit of their control group.
+
+    The smallest of these numbers is returned.
+    """
     limits = [os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')]
     try:
         group = Path('/proc/self/cgroup').read_text().rpartition('::')[2].strip()
     except OSError:
         group = ''
     root = Path('/sys/fs/cgroup')
-    folder = root / group.lstrip('/')
+    group_folder = root / group.lstrip('/')
     for file in (
-        *(each / 'memory.max' for each in (folder, *folder.parents) if each.is_relative_to(root)),
+        *(folder / 'memory.max' for folder in (group_folder, *group_folder.parents) if folder.is_relative_to(root)),
         root / 'memory' / 'memory.limit_in_bytes',  # version 1 of control groups
     ):
         try:
@@ -215,5 +235,5 @@ def host_memory_bytes() -> int:
     return min(limits)
 
 
-def _add_flags(*flags: str) -> None:
+def _add_xla_flags(*flags: str) -> None:
     os.environ['XLA_FLAGS'] = ' '.join([*os.environ.get('XLA_FLAGS', '').split(), *flags])

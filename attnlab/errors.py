@@ -1,20 +1,21 @@
-"""The exceptions that the command line tells in one line, each with an exit code of its own."""
+"""Exceptions that the command line prints in one line, each with its own exit code."""
 
 import signal
 
 
 class UserError(ValueError):
-    """What came and what was expected, in one line; the command line prints it and exits with code 2."""
+    """Wrong input: the message is one line with the value that came and what is expected; exit code 2."""
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on; printed in one line, exit code 1."""
+    """A run cannot continue: the message is one line; exit code 1."""
 
 
 class Diverged(RunError):
-    """A run whose loss, gradient or score is no longer finite.
+    """Raised when the loss, a gradient or a score of a run is not finite.
 
-    step: the training step.  name: the value, such as 'loss'.  advice: one line on what to do, without a full stop.
+    step: the training step.  name: name of the value, such as 'loss'.  advice: what to do, in one line without a full
+    stop.
     """
 
     def __init__(self, step: int, name: str, value: float, advice: str) -> None:
@@ -26,18 +27,18 @@ class Diverged(RunError):
 
 
 class Stopped(BaseException):
-    """A run or a sweep that a signal has stopped; exit code 128 + the signal's number.
+    """Raised when a signal has stopped a run or a sweep; exit code 128 + the number of the signal.
 
-    step: at which a run has saved its state; None for a sweep.
+    step: the step at which a run has saved its state; None for a sweep.
 
-    As a KeyboardInterrupt it is no Exception: what makes the best of whatever went wrong must let it pass.
+    Like KeyboardInterrupt it does not derive from Exception, so that `except Exception` does not catch it.
     """
 
     def __init__(self, number: int, step: int | None = None) -> None:
-        done = 'stopped' if step is None else f'saved at step {step}'
-        super().__init__(f'{signal.Signals(number).name}: {done}; the same command goes on from there')
+        result = 'stopped' if step is None else f'saved at step {step}'
+        super().__init__(f'{signal.Signals(number).name}: {result}; run the same command again to continue')
         self.code = 128 + number
 
 
 class Pruned(Exception):
-    """A run that whoever watches it has ended, as others do better; it has saved where it stands."""
+    """Raised when the pruner of a sweep stops a run; the state of the run has been saved."""

@@ -1,4 +1,4 @@
-"""A strict environment, set before JAX is imported, and the folder of real data."""
+"""Settings of the test environment, made before JAX is imported, and common fixtures."""
 
 import os
 import signal
@@ -8,18 +8,18 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import submitit  # noqa: F401  (it configures logging when it is imported, and absl, if there before, closes stderr)
+import submitit  # noqa: F401  (its import configures logging; if absl were imported before it, absl would close stderr)
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell starts with it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in a background job of a shell
 
 _CACHE = Path(__file__).resolve().parents[1] / '.cache' / 'jax'
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8 ' + os.environ.get('XLA_FLAGS', '')
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # as `environment.configure_process`, for tests that read the screen
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # as in `environment.configure_process`, for tests that read output
 os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_CACHE))
-os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'  # programs under a second are most of the time
+os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'  # most of the time is spent on small programs
 
 from jaxtyping import install_import_hook  # noqa: E402  (after the environment, as it may import JAX)
 
@@ -30,20 +30,23 @@ hypothesis.settings.load_profile('repeatable')
 
 @pytest.fixture(scope='session')
 def shared() -> Callable[[str], Path]:
-    """The folder of real data of a name (`multi30k`, `hansards`); skips where it is absent."""
+    """Return a function (name, such as `multi30k` or `hansards`) -> folder of real data.
 
-    def find(name: str) -> Path:
+    The function skips the test if the folder does not exist.
+    """
+
+    def find_folder(name: str) -> Path:
         root = os.environ.get('ATTNLAB_DATA')
         if not root or not (Path(root) / name).is_dir():
-            pytest.skip(f'no {name}/ in the folder that ATTNLAB_DATA names (it is {root!r})')
+            pytest.skip(f'there is no folder {name}/ in ATTNLAB_DATA, which is {root!r}')
         return Path(root) / name
 
-    return find
+    return find_folder
 
 
 @pytest.fixture
 def as_used() -> Iterator[None]:
-    """Without the checks of annotations, which in the tests raise before the code's own errors do."""
+    """Disable the checks of jaxtyping annotations, which in tests raise before the code raises its own errors."""
     import jaxtyping
 
     jaxtyping.config.update('jaxtyping_disable', True)
@@ -53,7 +56,7 @@ def as_used() -> Iterator[None]:
 
 @pytest.fixture
 def quickly() -> Iterator[None]:
-    """With the compiler's optimiser off: for tests that run much code once and ask for no bits of it."""
+    """Disable compiler optimisations, for tests that run much code once and compare no exact bits."""
     import jax
 
     jax.config.update('jax_disable_most_optimizations', True)
@@ -62,13 +65,17 @@ def quickly() -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests that would begin after the time of day that a run of limited length sets, in seconds since 1970."""
+    """Skip tests that would begin after ATTNLAB_TEST_DEADLINE, a time in seconds since 1970."""
     if (deadline := os.environ.get('ATTNLAB_TEST_DEADLINE')) and time.time() > float(deadline):
-        pytest.skip('it would begin after ATTNLAB_TEST_DEADLINE')
+        pytest.skip('the test would begin after ATTNLAB_TEST_DEADLINE')
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Rooms of long tests first: at the end the processes that share a run's files are left with short ones."""
-    long = ('train/', 'sweeps/', 'test_experiments', 'tasks/', 'models/')
-    place = lambda item: next((at for at, name in enumerate(long) if f'tests/{name}' in item.nodeid), len(long))
-    items.sort(key=place)
+    """Run folders with long tests first: parallel test processes then end at about the same time."""
+    slow_folders = ('train/', 'sweeps/', 'test_experiments', 'tasks/', 'models/')
+
+    def position(item: pytest.Item) -> int:
+        positions = (i for i, name in enumerate(slow_folders) if f'tests/{name}' in item.nodeid)
+        return next(positions, len(slow_folders))
+
+    items.sort(key=position)

@@ -1,4 +1,4 @@
-"""The experiment files of the project, for tests that run on each."""
+"""The experiments of the project, for tests that apply to each of them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ EXPERIMENTS = sorted(str(path) for path in Path('experiments').rglob('*.py'))
 
 
 def leaves(config: ConfigDict, above: str = '') -> Iterator[str]:
-    """Yield the dotted key of each field of a config, without its sections."""
+    """Yield the dotted keys of all fields of a config, without its sections."""
     for key in config:
         value = config[key]
         yield from leaves(value, f'{above}{key}.') if isinstance(value, ConfigDict) else [f'{above}{key}']

@@ -173,7 +173,7 @@ def test_train_refuses(capsys, calls, argv, message):
     (['--config=e.py', '--workdir=file'], '--workdir=file: file is a file, expected a folder'),
     (['--config=e.py', '--workdir=file/a/b'], '--workdir=file/a/b: file is a file, expected a folder'),
     (['--config=e.py', f'--workdir={300 * "a"}'], f'--workdir={300 * "a"}: File name too long'),
-    (['--config=e.py', '--workdir=gone/a'], '--workdir=gone/a: gone is a link to what is not there'),
+    (['--config=e.py', '--workdir=gone/a'], '--workdir=gone/a: gone is a broken link, expected a folder'),
     (['--config=e.py', '--workdir=swept'], '--workdir=swept holds a sweep; expected a new directory, or that of a run'),
 ])  # fmt: skip
 def test_train_needs_an_experiment_and_a_folder(capsys, calls, argv, message):
@@ -424,7 +424,7 @@ def test_a_command_is_needed(capsys):
     (MemoryError(), 1, 'attnlab: not enough memory: Python has none left\n'),
     (RuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nMore'), 1,
      'attnlab: not enough memory: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\n'),
-    (Stopped(15, 7), 143, 'attnlab: SIGTERM: saved at step 7; the same command goes on from there\n'),
+    (Stopped(15, 7), 143, 'attnlab: SIGTERM: saved at step 7; run the same command again to continue\n'),
 ])  # fmt: skip
 def test_exit_codes(monkeypatch, capsys, raised, code, line):
     def stop(*args, **kw):

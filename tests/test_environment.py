@@ -1,4 +1,4 @@
-"""Cores and GPUs shared out among processes."""
+"""Settings of a process: its cores and GPUs, cached programs, missing devices, interrupts."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from attnlab import environment
 from tests.sweeps.processes import process_environment
 
 
-@pytest.mark.parametrize(('things', 'count', 'parts'), [
+@pytest.mark.parametrize(('items', 'count', 'parts'), [
     ([0, 1, 2, 3], 2, [[0, 1], [2, 3]]),
     ([0, 1, 2, 3, 4], 2, [[0, 1, 2], [3, 4]]),
     ([0, 1], 2, [[0], [1]]),
@@ -19,8 +19,8 @@ from tests.sweeps.processes import process_environment
     ([0, 1], 3, [[0], [1], [0]]),
     ([5, 6, 7], 1, [[5, 6, 7]]),
 ])  # fmt: skip
-def test_parts(things, count, parts):
-    assert [environment._part(things, number, count) for number in range(count)] == parts
+def test_split_evenly(items, count, parts):
+    assert [environment._split_evenly(items, number, count) for number in range(count)] == parts
 
 
 @pytest.mark.parametrize(('visible', 'count', 'number', 'expected', 'fraction'), [
@@ -31,7 +31,7 @@ def test_parts(things, count, parts):
     ('-1', 2, 1, '-1', None),
     ('', 2, 1, '', None),
 ])  # fmt: skip
-def test_gpus(monkeypatch, visible, count, number, expected, fraction):
+def test_restrict_hardware_sets_gpus_and_memory_fraction(monkeypatch, visible, count, number, expected, fraction):
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
     monkeypatch.delenv('XLA_PYTHON_CLIENT_MEM_FRACTION', raising=False)
     monkeypatch.setattr(environment.os, 'sched_setaffinity', lambda pid, cores: None, raising=False)
@@ -41,30 +41,33 @@ def test_gpus(monkeypatch, visible, count, number, expected, fraction):
     monkeypatch.delenv('XLA_PYTHON_CLIENT_MEM_FRACTION', raising=False)
 
 
-@pytest.mark.skipif(not hasattr(os, 'sched_getaffinity'), reason='this system does not tell a process its cores')
-def test_cores():
-    """Of processes; together they have all, and none has another's where there are enough."""
+@pytest.mark.skipif(not hasattr(os, 'sched_getaffinity'), reason='this system cannot list the cores of a process')
+def test_restrict_hardware_gives_each_process_its_own_cores():
+    """Together the processes have all cores, and no two share one if there are enough."""
     count = min(len(os.sched_getaffinity(0)), 2)
-    program = 'import os, sys; from attnlab import environment; environment.restrict_hardware(int(sys.argv[1]), int(sys.argv[2])); '
-    program += 'environment.prepare(); print(*os.sched_getaffinity(0)); print(os.environ["XLA_FLAGS"])'
+    program = (
+        'import os, sys; from attnlab import environment; '
+        'environment.restrict_hardware(int(sys.argv[1]), int(sys.argv[2])); environment.configure_process(); '
+        'print(*os.sched_getaffinity(0)); print(os.environ["XLA_FLAGS"])'
+    )
     env = process_environment()
     del env['XLA_FLAGS']
-    found = []
+    core_sets = []
     for number in range(count):
         done = subprocess.run([sys.executable, '-c', program, str(number), str(count)], env=env, capture_output=True,
                               text=True, check=True)  # fmt: skip
         cores, flags = done.stdout.splitlines()
-        found.append(set(map(int, cores.split())))
-        assert f'device_count={min(len(found[-1]), environment.MAX_CPU_DEVICES)} ' in flags + ' '
-    assert set.union(*found) == os.sched_getaffinity(0) and sum(map(len, found)) == len(set.union(*found))
+        core_sets.append(set(map(int, cores.split())))
+        assert f'device_count={min(len(core_sets[-1]), environment.MAX_CPU_DEVICES)} ' in flags + ' '
+    assert set.union(*core_sets) == os.sched_getaffinity(0) and sum(map(len, core_sets)) == len(set.union(*core_sets))
 
 
-def test_programs_from_the_cache_are_read_in_silence(tmp_path):
-    """Also where jaxlib takes a processor's preferences for features that it lacks."""
+def test_reading_cached_programs_prints_nothing(tmp_path):
+    """Also on processors where jaxlib reports tuning preferences as missing features."""
     program = (
-        'from attnlab import environment; environment.configure_process(); import jax; print(jax.jit(lambda x: x @ x)'
+        'from attnlab import environment; environment.configure_process(); import jax; '
+        'print(jax.jit(lambda x: x @ x)(jax.numpy.ones((300, 300))).sum())'
     )
-    program += '(jax.numpy.ones((300, 300))).sum())'
     env = process_environment() | {'JAX_COMPILATION_CACHE_DIR': str(tmp_path)}
     env.pop('TF_CPP_MIN_LOG_LEVEL', None)
     env['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
@@ -75,22 +78,22 @@ def test_programs_from_the_cache_are_read_in_silence(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('platform', ['cuda', 'nonsense'])
-def test_every_command_that_computes_tells_an_absent_platform_in_one_line(tmp_path, platform):
+def test_commands_report_a_missing_platform_in_one_line(tmp_path, platform):
     if platform == 'cuda' and list(Path('/proc/driver/nvidia/gpus').glob('*')):
         pytest.skip('this machine has a GPU')
     experiment = '--config=experiments/vision/digits.py'
-    for words in (
+    for argv in (
         ['train', experiment, f'--workdir={tmp_path}/run'],
         ['count', experiment],
         ['sweep', '--config=experiments/language/shakespeare_char.py', '--sweep=heads', f'--workdir={tmp_path}/sweep'],
     ):
         env = {**process_environment(), 'JAX_PLATFORMS': platform}
-        done = subprocess.run([sys.executable, '-m', 'attnlab', *words], env=env, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, '-m', 'attnlab', *argv], env=env, capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
         assert done.stderr.startswith(f'attnlab: JAX_PLATFORMS is {platform!r}: ')
     env = {**process_environment(), 'JAX_PLATFORMS': platform}
-    words = ['count', experiment, '--mesh=data=2']  # pretends to have devices, whatever is there
-    subprocess.run([sys.executable, '-m', 'attnlab', *words], env=env, check=True, capture_output=True)
+    argv = ['count', experiment, '--mesh=data=2']  # simulates CPU devices on any machine
+    subprocess.run([sys.executable, '-m', 'attnlab', *argv], env=env, check=True, capture_output=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -100,31 +103,31 @@ from attnlab import environment
 environment.exit_on_interrupt()
 from attnlab.train.signals import catch_stop_signals
 
-class Stubborn:
-    def __del__(self):  # Python drops what is raised here
+class InterruptsInDel:
+    def __del__(self):  # Python ignores exceptions that are raised here
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
 
-if sys.argv[1] == 'in the midst of a callback':
-    Stubborn()
+if sys.argv[1] == 'in a callback':
+    InterruptsInDel()
 elif sys.argv[1] == 'a second time':
-    with catch_stop_signals() as wish:
+    with catch_stop_signals() as stop_check:
         os.kill(os.getpid(), signal.SIGINT)
-        assert wish(1) == signal.SIGINT
+        assert stop_check(1) == signal.SIGINT
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
-print('it went on')
+print('it continued')
 """
 
 
-@pytest.mark.parametrize('when', ['in the midst of a callback', 'a second time'])
-def test_an_interrupt_ends_the_process_in_one_line(when):
+@pytest.mark.parametrize('when', ['in a callback', 'a second time'])
+def test_interrupt_ends_the_process_with_one_line(when):
     done = subprocess.run([sys.executable, '-c', INTERRUPTED, when], env=process_environment(), capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, b'', b'attnlab: interrupted\n')
 
 
-def test_an_interrupt_that_the_process_was_started_to_ignore_stays_ignored():
+def test_ignored_interrupt_stays_ignored():
     program = 'import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)' + INTERRUPTED
-    done = subprocess.run([sys.executable, '-c', program, 'in the midst of a callback'], env=process_environment(),
+    done = subprocess.run([sys.executable, '-c', program, 'in a callback'], env=process_environment(),
                           capture_output=True)  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, b'it went on\n', b'')
+    assert (done.returncode, done.stdout, done.stderr) == (0, b'it continued\n', b'')

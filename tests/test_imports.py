@@ -1,4 +1,4 @@
-"""The rooms of the package: a module imports only what stands below it."""
+"""The order of packages: a module imports only from packages below its own."""
 
 import ast
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / 'attnlab'
-# From the top.  A config knows nothing but files and errors, so every room that reads one stands above it.
-ROOMS = (
-    'cli commands api notebook bench sweeps report train tasks decode models layers kernels data configs flags launch environment files '
-    'parameters errors'
+# From top to bottom.  `configs` imports only files and errors, so that every package that reads a config is above it.
+PACKAGES = (
+    'cli commands api notebook bench sweeps report train tasks decode models layers kernels data configs flags '
+    'launch environment files parameters errors'
 ).split()
 FORBIDDEN = {
     'kernels': {'flax', 'optax', 'orbax'},
@@ -24,7 +24,7 @@ FORBIDDEN = {
     'errors': {'jax', 'flax', 'numpy'},
     'report': {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex'},
 }
-HIDDEN = {  # rooms that stand below, but are no business of the room
+NOT_IMPORTED = {  # packages below a package that it still must not import
     'report': {'train', 'decode', 'models', 'layers', 'kernels', 'configs'},
     'train': {'decode', 'models', 'layers'},
     'data': {'configs'},
@@ -32,29 +32,29 @@ HIDDEN = {  # rooms that stand below, but are no business of the room
 
 
 def imports(source: str, package: str) -> set[str]:
-    """Dotted names of all that a module of the package imports, inside functions too."""
-    found = set()
+    """Return the dotted names of all imports of a module of the package, also of those inside functions."""
+    names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             above = package.split('.')[: len(package.split('.')) - node.level + 1] if node.level else []
             base = '.'.join([*above, *filter(None, [node.module])])
-            found |= {f'{base}.{alias.name}' for alias in node.names}
-    return found
+            names |= {f'{base}.{alias.name}' for alias in node.names}
+    return names
 
 
-def faults(room: str, names: set[str]) -> set[str]:
-    """The imports that the room may not make."""
-    wrong = {name for name in names if name.split('.')[0] in FORBIDDEN.get(room, set())}
-    if room == 'train':  # it knows what a task is, and no task by name
-        wrong |= {name for name in names if name.startswith('attnlab.tasks.') and name.split('.')[2] != 'task'}
+def forbidden_imports(package: str, names: set[str]) -> set[str]:
+    """Return the names that a package must not import."""
+    forbidden = {name for name in names if name.split('.')[0] in FORBIDDEN.get(package, set())}
+    if package == 'train':  # it imports the task protocol and no particular task
+        forbidden |= {name for name in names if name.startswith('attnlab.tasks.') and name.split('.')[2] != 'task'}
     for name in names:
         parts = name.split('.')
-        if parts[0] == 'attnlab' and len(parts) > 1 and (target := parts[1]) in ROOMS:
-            if ROOMS.index(target) < ROOMS.index(room) or target in HIDDEN.get(room, set()):
-                wrong.add(name)
-    return wrong
+        if parts[0] == 'attnlab' and len(parts) > 1 and (target := parts[1]) in PACKAGES:
+            if PACKAGES.index(target) < PACKAGES.index(package) or target in NOT_IMPORTED.get(package, set()):
+                forbidden.add(name)
+    return forbidden
 
 
 def modules() -> list[str]:
@@ -62,15 +62,15 @@ def modules() -> list[str]:
 
 
 @pytest.mark.parametrize('file', modules())
-def test_arrows_point_down(file):
+def test_modules_import_only_lower_packages(file):
     path = PACKAGE.parent / file
-    room = path.relative_to(PACKAGE).parts[0].removesuffix('.py')
-    room = {'__init__': 'cli', '__main__': 'cli'}.get(room, room)
-    assert room in ROOMS, f'{file} stands in no room'
-    assert not faults(room, imports(path.read_text('utf-8'), '.'.join(Path(file).parts[:-1])))
+    package = path.relative_to(PACKAGE).parts[0].removesuffix('.py')
+    package = {'__init__': 'cli', '__main__': 'cli'}.get(package, package)
+    assert package in PACKAGES, f'{file} is in none of the packages {PACKAGES}'
+    assert not forbidden_imports(package, imports(path.read_text('utf-8'), '.'.join(Path(file).parts[:-1])))
 
 
-@pytest.mark.parametrize(('room', 'source'), [
+@pytest.mark.parametrize(('package', 'source'), [
     ('kernels', 'import flax.linen as nn'),
     ('kernels', 'from attnlab.layers import attention'),
     ('kernels', 'def f():\n    from attnlab import models'),
@@ -86,15 +86,15 @@ def test_arrows_point_down(file):
     ('tasks', 'import attnlab.report.page'),
     ('errors', 'from attnlab import configs'),
 ])  # fmt: skip
-def test_an_arrow_upwards_is_seen(room, source):
-    assert faults(room, imports(source, f'attnlab.{room}'))
+def test_forbidden_import_is_detected(package, source):
+    assert forbidden_imports(package, imports(source, f'attnlab.{package}'))
 
 
-@pytest.mark.parametrize(('room', 'source'), [
+@pytest.mark.parametrize(('package', 'source'), [
     ('layers', 'import flax.linen as nn\nfrom attnlab.kernels import masks\nfrom . import attention'),
     ('tasks', 'from attnlab.decode import greedy\nfrom attnlab import models, data'),
     ('report', 'import numpy\nfrom attnlab.data import alignments'),
     ('train', 'from attnlab.tasks.task import Task\nfrom attnlab import errors, tasks'),
 ])  # fmt: skip
-def test_an_arrow_downwards_passes(room, source):
-    assert not faults(room, imports(source, f'attnlab.{room}'))
+def test_allowed_import_passes(package, source):
+    assert not forbidden_imports(package, imports(source, f'attnlab.{package}'))

@@ -1,4 +1,4 @@
-"""The program as a process of its own: what it loads, how fast it is there, how it ends and how it begins."""
+"""attnlab as a separate process: its imports, the time of its start, its exit codes and output streams."""
 
 import json
 import os
@@ -32,14 +32,14 @@ def python_in_shell(line: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize('argv', [['--help'], ['--version'], ['train', '--help'], ['eval', '--workdir=x'], ['trian']])
-def test_the_command_line_loads_nothing_heavy(argv):
+def test_command_line_help_imports_no_heavy_modules(argv):
     lines = python('-X', 'importtime', '-m', 'attnlab', *argv).stderr.splitlines()
     loaded = {line.split('|')[-1].strip().split('.')[0] for line in lines if line.startswith('import time:')}
     assert 'attnlab' in loaded
     assert not loaded & {'jax', 'jaxlib', 'flax', 'numpy', 'ml_collections', 'matplotlib', 'rich', 'sacrebleu'}
 
 
-def test_the_package_loads_nothing_heavy():
+def test_importing_the_package_imports_no_heavy_modules():
     code = 'import sys, attnlab, json; print(json.dumps(sorted(sys.modules)))'
     assert not set(json.loads(python('-c', code).stdout)) & {'jax', 'numpy', 'ml_collections', 'matplotlib'}
 
@@ -48,24 +48,24 @@ SHADOWS = ('random', 'token', 'queue', 'argparse', 'json', 'signal', 'jax', 'num
 
 
 @pytest.mark.parametrize('start', [['-m', 'attnlab'], environment.attnlab_command()[1:]], ids=['python -m', 'workers'])
-def test_files_of_the_current_folder_stand_for_no_module(tmp_path, monkeypatch, start):
-    """Those of the standard library and of others, such as a user's random.py; `attnlab` itself is not there at all."""
+def test_files_of_the_current_folder_do_not_shadow_modules(tmp_path, monkeypatch, start):
+    """A random.py of the user replaces no module; this folder has no `attnlab` itself."""
     for name in SHADOWS:
-        (tmp_path / f'{name}.py').write_text(f'raise SystemExit("{name}.py of the current folder is run")')
+        (tmp_path / f'{name}.py').write_text(f'raise SystemExit("{name}.py of the current folder was run")')
     monkeypatch.chdir(tmp_path)
     done = python(*start, 'aer', '--gold=x', '--links=y')
     assert (done.returncode, done.stdout) == (2, '')
     assert done.stderr.startswith('attnlab: x: ') and 'current folder' not in done.stderr
 
 
-def test_every_process_is_started_by_the_same_command():
-    """Also those of `sweep`, `--processes` and jobs, so that none imports from the current folder."""
+def test_only_environment_builds_command_lines():
+    """Also the processes of `sweep`, `--processes` and jobs: none of them imports from the current folder."""
     sources = Path(attnlab.__file__).parent.rglob('*.py')
     starts = {path.name for path in sources if 'sys.executable' in path.read_text('utf-8')}
     assert starts == {'environment.py'}
 
 
-def test_a_copy_that_is_not_installed_starts_itself(tmp_path):
+def test_uninstalled_copy_runs_its_own_code(tmp_path):
     copy = tmp_path / 'attnlab'
     shutil.copytree(Path(attnlab.__file__).parent, copy, ignore=shutil.ignore_patterns('__pycache__', 'tasks', 'train'))
     (copy / '__init__.py').write_text('__version__ = "of the copy"')
@@ -80,8 +80,8 @@ def test_a_copy_that_is_not_installed_starts_itself(tmp_path):
     ('<&- >&- 2>&-', 0, '', ''),
     ('>/dev/full', 1, '', 'attnlab: No space left on device\n'),
 ])  # fmt: skip
-def test_a_closed_or_full_stream_ends_in_no_traceback(tmp_path, redirection, code, out, error):
-    """And no file that is opened gets the number of a closed stream."""
+def test_closed_or_full_stream_prints_no_traceback(tmp_path, redirection, code, out, error):
+    """Also, no file that is opened gets the file descriptor of a closed stream."""
     program = (
         'import sys; from attnlab import cli, environment; sys.argv = ["attnlab"]; '
         'cli._dispatch = lambda argv: print(open(sys.executable).fileno() > 2, "café \u2603"); sys.exit(cli.main())'
@@ -94,14 +94,14 @@ def test_a_closed_or_full_stream_ends_in_no_traceback(tmp_path, redirection, cod
 @pytest.mark.parametrize(('encoding', 'out'), [
     ('ascii', b'True caf\\xe9 \\u2603\n'), ('latin-1', b'True caf\xe9 \\u2603\n'), ('utf-8', OUT.encode())
 ])  # fmt: skip
-def test_what_an_encoding_does_not_have_is_printed_as_escapes(monkeypatch, encoding, out):
+def test_unencodable_characters_are_printed_as_escapes(monkeypatch, encoding, out):
     monkeypatch.setenv('PYTHONIOENCODING', encoding)
     program = 'from attnlab import environment; environment.open_standard_streams(); print(True, "café \u2603")'
     done = subprocess.run([sys.executable, '-c', program], capture_output=True, env=_environment())
     assert (done.returncode, done.stdout, done.stderr) == (0, out, b'')
 
 
-def test_help_is_instant():
+def test_help_takes_less_than_300_ms():
     def seconds() -> float:
         start = time.perf_counter()
         assert python('-m', 'attnlab', '--help').returncode == 0
@@ -110,7 +110,7 @@ def test_help_is_instant():
     assert min(seconds() for _ in range(7)) < 0.3
 
 
-def test_a_process_of_its_own_exits_with_2(tmp_path, monkeypatch):
+def test_user_error_exits_with_2(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     toy.write()
     before = toy.tree()
@@ -120,35 +120,35 @@ def test_a_process_of_its_own_exits_with_2(tmp_path, monkeypatch):
     assert [path for path in toy.tree() if '__pycache__' not in path] == before
 
 
-def test_what_computes_starts_once_more_with_large_pages(monkeypatch):
-    """Of a process: one start where its user has wishes, or nothing is computed; the exit code is the last one's."""
+def test_computing_commands_restart_with_large_pages(monkeypatch):
+    """A process starts once if GLIBC_TUNABLES is set or nothing is computed; the exit code is that of the last."""
     program = (
         'import os, sys; sys.argv = ["attnlab", *sys.argv[1:]]; from attnlab import cli; '
         'print(os.environ.get("GLIBC_TUNABLES"), flush=True); sys.exit(cli.main())'
     )
     monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
 
-    def starts(*words):
-        done = python('-c', program, *words)
+    def run(*argv):
+        done = python('-c', program, *argv)
         return done.returncode, done.stdout.split()
 
-    again = ['glibc.malloc.hugetlb=1'] if sys.platform == 'linux' else []
-    assert starts('eval', '--workdir=nowhere') == (2, ['None', *again])
-    assert starts('aer') == (2, ['None'])
+    second_start = ['glibc.malloc.hugetlb=1'] if sys.platform == 'linux' else []
+    assert run('eval', '--workdir=nowhere') == (2, ['None', *second_start])
+    assert run('aer') == (2, ['None'])
     monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.check=0')
-    assert starts('eval', '--workdir=nowhere') == (2, ['glibc.malloc.check=0'])
+    assert run('eval', '--workdir=nowhere') == (2, ['glibc.malloc.check=0'])
 
 
-def test_processes_that_nobody_has_started(tmp_path):
+def test_processes_auto_without_a_cluster_is_refused(tmp_path):
     repository = Path(attnlab.__file__).parents[1]
     flags = [f'--config={repository}/experiments/vision/digits.py', f'--workdir={tmp_path}/run', '--processes=auto']
     done = python('-m', 'attnlab', 'train', *flags)
     assert done.returncode == 2
-    assert 'attnlab: the processes of the run do not come together: neither SLURM nor Open MPI nor' in done.stderr
+    assert 'attnlab: the processes of the run cannot connect: found no settings of SLURM, Open MPI or' in done.stderr
     assert not (tmp_path / 'run').exists()
 
 
-def test_a_run_that_cannot_go_on_leaves_at_once_whatever_its_threads_do():
+def test_run_error_ends_the_process_without_waiting_for_threads():
     program = """
 import sys, threading, time
 from attnlab import cli
@@ -156,13 +156,13 @@ from attnlab.errors import RunError
 
 def fail(argv):
     threading.Thread(target=time.sleep, args=(50,)).start()
-    print('so far')
-    raise RunError('no further')
+    print('output')
+    raise RunError('the error')
 
 cli._dispatch, sys.argv = fail, ['attnlab']
 sys.exit(cli.main())
 """
     start = time.perf_counter()
     done = python('-c', program)
-    assert (done.returncode, done.stdout, done.stderr) == (1, 'so far\n', 'attnlab: no further\n')
+    assert (done.returncode, done.stdout, done.stderr) == (1, 'output\n', 'attnlab: the error\n')
     assert time.perf_counter() - start < 30

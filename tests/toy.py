@@ -1,4 +1,4 @@
-"""An experiment with a task of its own that is never trained, for tests of the command line."""
+"""An experiment with a custom task that is never trained, for tests of the command line."""
 
 from pathlib import Path
 
@@ -37,11 +37,11 @@ def get_config(arg=''):
 
 
 def write() -> None:
-    """The experiment e.py and its task's module in the current folder."""
+    """Write the experiment e.py and the module of its task into the current folder."""
     Path('cli_task.py').write_text(TASK)
     Path('e.py').write_text(EXPERIMENT)
 
 
 def tree() -> list[str]:
-    """All paths below the current folder."""
+    """Return all paths below the current folder, sorted."""
     return sorted(str(path) for path in Path().rglob('*'))

@@ -44,9 +44,9 @@ def model_loss(model: Any) -> LossFunction:
 
 def attnlab_training_step(loss: LossFunction, params: Any, batch: Any) -> Callable[[], float]:
     """Return a function that runs one training step on the batch and returns the loss before the step."""
-    setup = training_setup()
-    state = setup.layout.start(partial(setup.initial, lambda rng: params), np.uint32(0), params)
-    update = setup.compiled(loss, state)
+    ours = training_setup()
+    state = ours.layout.initialize(partial(ours.initial_state, lambda rng: params), np.uint32(0), params)
+    update = ours.compile_step(loss, state)
 
     def step() -> float:
         nonlocal state
@@ -184,7 +184,7 @@ def run_products(operands: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
 
 def _optimizer_step(params: Any) -> Callable[[], Any]:
     """Return a function that clips and applies a gradient, as a training step does."""
-    optimize = training_setup().optimize(LEARNING_RATE, 0.0)
+    optimize = training_setup().make_optimizer(LEARNING_RATE, 0.0)
     grads = jax.tree.map(lambda x: jnp.full_like(x, 1e-3), params)
     state = jax.tree.map(jnp.copy, (params, optimize.init(params)))
 

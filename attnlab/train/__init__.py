@@ -1,4 +1,4 @@
-"""The training loop and its parts, for any task.
+"""The training loop and its parts (devices, processes, checkpoints, metrics and cost counts), for any task.
 
 The package is also callable: `attnlab.train(config, workdir)` is `attnlab.train.run.train_run`. A function of that name
 in `attnlab` would be replaced by this package as soon as one of its modules is imported.

@@ -1,6 +1,6 @@
-"""Checkpoints of a run: the latest and the best step, each whole and checked.
+"""Checkpoints of a run: saved in the background, verified by checksums, the newest two and the best step kept.
 
-A checkpoint holds three items: `params`, `optimizer`, and `progress`, what the loop knows besides (JSON).
+A checkpoint holds three items: `params`, `optimizer`, and `progress` (JSON), the progress of the training loop.
 """
 
 import glob
@@ -34,7 +34,10 @@ T = TypeVar('T')
 
 
 class RunProgress(NamedTuple):
-    """Where a run stands: the best score so far, its step, and how many evaluations have passed since."""
+    """Progress of a run.
+
+    best: the best score so far.  best_step: its step.  waited: number of evaluations since then.
+    """
 
     best: float | None = None
     best_step: int | None = None
@@ -42,7 +45,11 @@ class RunProgress(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """One restored checkpoint."""
+    """One checkpoint, restored or to be saved.
+
+    params: the parameters to evaluate.
+    optimizer: everything else that resuming needs; None if only the parameters were restored.
+    """
 
     step: int
     params: Params
@@ -50,18 +57,19 @@ class Checkpoint(NamedTuple):
     progress: RunProgress
 
 
-class _Array(NamedTuple):
-    """What is noted of an array; a list of both in JSON."""
+class _ArrayRecord(NamedTuple):
+    """Record of one array of a checkpoint; in JSON a list of the two."""
 
     shape: tuple[int, ...]
     checksum: str
 
 
 class _Folder(type(epath.Path())):
-    """A path in which no character of the folder's own name is a wildcard.
+    """A path whose `glob` treats the characters of the folder's own name literally.
 
-    etils joins the folder and the pattern of `glob` unescaped.  Orbax lists the parts of a checkpoint with it: in a
-    folder such as 'run[1]' it found none and left the checkpoint without an index, which nothing could read.
+    The `glob` of etils joins the folder and the pattern without escaping the folder.  Orbax lists the parts of a
+    checkpoint with it: in a folder such as 'run[1]' it found no parts and wrote a checkpoint without an index, which
+    could not be read.
     """
 
     def glob(self, pattern: str) -> Iterator['_Folder']:
@@ -69,119 +77,126 @@ class _Folder(type(epath.Path())):
 
 
 def checkpoint_folder(workdir: Path) -> epath.Path:
-    """Path of a run's checkpoints; raises UserError for one that the libraries that save them write as another.
+    """Return the folder of a run's checkpoints.
 
-    tensorstore takes a backslash for a slash, and etils and orbax a folder 'gs:' for the start of a URL.
+    Raises UserError for a path that the libraries below would change: tensorstore reads a backslash as a slash, and
+    etils and orbax read a folder 'gs:' as the start of a URL.
     """
-    folder = (Path(workdir) / 'checkpoints').absolute()
-    path, opened = os.fspath(folder), _Folder(folder)
+    absolute = (Path(workdir) / 'checkpoints').absolute()
+    path, folder = os.fspath(absolute), _Folder(absolute)
     try:
         spec: Any = ts.KvStore.Spec({'driver': 'file', 'path': f'{path}/'}).to_json()
-        same = spec['path'] == f'{path}/' and os.fspath(opened) == path and 'gs:/' not in path
-    except (ValueError, RuntimeError):  # what tensorstore raises for a path that is not UTF-8
-        same = False
-    if not same:
-        wanted = "a path in UTF-8 without backslashes and without a folder such as 'gs:'"
-        raise UserError(f'checkpoints cannot be saved in {path!r}; expected {wanted}')
-    return opened
+        is_unchanged = spec['path'] == f'{path}/' and os.fspath(folder) == path and 'gs:/' not in path
+    except (ValueError, RuntimeError):  # raised by tensorstore for a path that is not UTF-8
+        is_unchanged = False
+    if not is_unchanged:
+        expected = "a path in UTF-8 without backslashes and without a folder such as 'gs:'"
+        raise UserError(f'checkpoints cannot be saved in {path!r}; expected {expected}')
+    return folder
 
 
 @contextmanager
 def checkpoint_manager(workdir: Path, read_only: bool = False):
-    """The checkpoint manager of a run's directory, for `save_checkpoint`, `restore_latest` and `restore_best`; waits for the last save at the end.
+    """Yield the checkpoint manager of a run's directory, for the functions of this module.
 
-    Raises RunError where that save has failed.
+    At the end it waits for the last save.  Raises RunError if that save has failed.
     """
     options = ocp.CheckpointManagerOptions(
-        # Cleaning up runs in a thread of its own: who only reads may be gone before it, and it ends in a traceback.
+        # The clean-up runs in its own thread and prints a traceback if the process ends first, which is likely for a
+        # process that only reads.
         cleanup_tmp_directories=not read_only,
         enable_async_checkpointing=not read_only,
         create=not read_only,
-        # One process lists the steps for all: what they see of a folder that they share may differ for a while.
+        # One process lists the steps for all: on a shared file system, processes may see different lists for a while.
         single_host_load_and_broadcast=not read_only,
-        lightweight_initialize=True,  # without reading each step, which fails for a damaged one
-        preservation_policy=SimpleNamespace(should_preserve=_preserved),  # type: ignore
+        lightweight_initialize=True,  # do not read each step at the start, which fails for a damaged one
+        preservation_policy=SimpleNamespace(should_preserve=_steps_to_keep),  # type: ignore
     )
     handlers = {
         'params': ocp.StandardCheckpointHandler(),
         'optimizer': ocp.StandardCheckpointHandler(),
         'progress': ocp.JsonCheckpointHandler(),
     }
-    opened = ocp.CheckpointManager(checkpoint_folder(workdir), options=options, item_handlers=handlers)
-    with _quiet():
+    manager = ocp.CheckpointManager(checkpoint_folder(workdir), options=options, item_handlers=handlers)
+    with _suppress_event_loop_tracebacks():
         try:
-            yield opened
+            yield manager
         finally:
-            with _writing(opened):
-                opened.close()
+            with _raise_run_error(manager):
+                manager.close()
 
 
 def list_steps(workdir: Path) -> list[int]:
-    """The steps that stand in a run's directory under their own names, in order."""
+    """Return the steps of the checkpoints in a run's directory, in order, without those that were set aside."""
     return sorted(int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdecimal())
 
 
 @contextmanager
-def _quiet():
-    """Without the tracebacks of writing threads that find, after the first error of a save, nobody waiting for them."""
-    usual = sys.unraisablehook
-    sys.unraisablehook = lambda what: None if 'Event loop is closed' in str(what.exc_value) else usual(what)
+def _suppress_event_loop_tracebacks():
+    """Suppress tracebacks of writing threads: after the first error of a save, their event loop is closed."""
+    default_hook = sys.unraisablehook
+    sys.unraisablehook = lambda info: None if 'Event loop is closed' in str(info.exc_value) else default_hook(info)
     try:
         yield
     finally:
-        sys.unraisablehook = usual
+        sys.unraisablehook = default_hook
 
 
-def _preserved(steps: Sequence[Any], *, context: Any) -> list[bool]:
-    """Of all steps, in order, the newest two and the best one, which the newest names.
+def _steps_to_keep(steps: Sequence[Any], *, context: Any) -> list[bool]:
+    """Return, for each step in order, whether to keep it: the newest two and the best one, which the newest names.
 
-    Orbax asks when a save begins, and deletes what is not preserved when it is complete.
+    Orbax calls this when a save begins, and deletes the other steps when the save is complete.
     """
     return [step in steps[-2:] or step.step == steps[-1].metrics['best_step'] for step in steps]
 
 
 @contextmanager
-def _writing(manager: ocp.CheckpointManager):
-    """Turns what goes wrong with files, now or in the save before this one, into one line."""
+def _raise_run_error(manager: ocp.CheckpointManager):
+    """Raise RunError with a one-line message for a file error in this block or in the save before it."""
     try:
         yield
-    except Exception as error:  # orbax and tensorstore raise many kinds, for a full disk among others
-        raise RunError(f'a checkpoint could not be saved in {manager.directory}: {_line(error)}') from error
+    except Exception as error:  # orbax and tensorstore raise many types, for a full disk among others
+        raise RunError(f'a checkpoint could not be saved in {manager.directory}: {_first_line(error)}') from error
 
 
-def _line(error: Exception) -> str:
-    """The first line of an error, without the details that tensorstore puts behind it."""
-    first = (str(error).strip() or repr(error)).splitlines()[0]
-    return re.split(r' \[(?:tensorstore_spec|source locations|os_error_code)', first)[0]
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error message, without the details that tensorstore appends."""
+    line = (str(error).strip() or repr(error)).splitlines()[0]
+    return re.split(r' \[(?:tensorstore_spec|source locations|os_error_code)', line)[0]
 
 
-def save_checkpoint(manager: ocp.CheckpointManager, saved: Checkpoint) -> None:
-    """Saves a step that is newer than all others; then only the newest two and the best one are kept.
+def save_checkpoint(manager: ocp.CheckpointManager, checkpoint: Checkpoint) -> None:
+    """Save a step that is newer than all others; afterwards only the newest two steps and the best one are kept.
 
-    Returns when there is a copy, which is written while training goes on.  Every process of a run calls it.
+    Returns when the state has been copied; the copy is written in the background.  Every process of a run must call
+    this.
 
-    Raises RunError where this save cannot begin, and where the one before has failed.
+    Raises RunError if this save cannot begin, or if the previous one has failed.
     """
     wait_for_save(manager)
     newest = manager.latest_step()
-    if newest is not None and saved.step <= newest:
+    if newest is not None and checkpoint.step <= newest:
         # Orbax would return False and save nothing.
-        raise ValueError(f'step {saved.step} is not newer than the saved step {newest}')
-    # Orbax may keep a CPU's arrays as they are; the next step takes over their memory.
-    trees = _copy({'params': saved.params, 'optimizer': saved.optimizer})
-    record = _sealed(saved.progress._asdict() | {'arrays': {name: _described(tree) for name, tree in trees.items()}})
+        raise ValueError(f'step {checkpoint.step} is not newer than the saved step {newest}')
+    # On a CPU, orbax may write from the arrays themselves, and the next training step reuses their memory.
+    trees = _copy({'params': checkpoint.params, 'optimizer': checkpoint.optimizer})
+    arrays = {name: _array_records(tree) for name, tree in trees.items()}
+    record = _add_checksum(checkpoint.progress._asdict() | {'arrays': arrays})
     items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
-    with _writing(manager):
+    with _raise_run_error(manager):
         manager.save(
-            saved.step,
+            checkpoint.step,
             args=ocp.args.Composite(**items, progress=ocp.args.JsonSave(record)),
-            metrics={'best_step': saved.progress.best_step},  # for _preserved; written nowhere
+            metrics={'best_step': checkpoint.progress.best_step},  # for _steps_to_keep; not written to disk
         )
 
 
 def wait_for_save(manager: ocp.CheckpointManager) -> None:
-    """Waits for the last save; raises RunError where it has failed, and where the newest step cannot be read."""
-    with _writing(manager):
+    """Wait for the last save.
+
+    Raises RunError if it has failed, or if the newest step cannot be read.
+    """
+    with _raise_run_error(manager):
         manager.wait_until_finished()
         newest = manager.latest_step()
         if newest is not None and processes.is_first_process():
@@ -189,33 +204,34 @@ def wait_for_save(manager: ocp.CheckpointManager) -> None:
 
 
 def _check_readable(folder: Path) -> None:
-    """Opens every array of a step; raises ValueError for one that has not the shape that was saved.
+    """Open every array of a step; raise ValueError if one does not have the shape that was saved.
 
-    Orbax says nothing where it has written the arrays and not the index that finds them.  No array is read: that would
-    need the memory of a second state.
+    Orbax reports no error if it has written the arrays but not the index that locates them.  The arrays are opened and
+    not read, as reading would need the memory of a second state.
     """
-    record = _unsealed(json.loads((folder / 'progress' / 'metadata').read_bytes()))
+    record = _verify_record(json.loads((folder / 'progress' / 'metadata').read_bytes()))
     for name, arrays in record['arrays'].items():
-        for (path, saved), opened in zip(arrays.items(), _opened(folder / name, arrays), strict=True):
+        for (path, saved), opened in zip(arrays.items(), _open_arrays(folder / name, arrays), strict=True):
             if (shape := opened.result().shape) != saved.shape:
                 raise ValueError(f'step {folder.name}: {name}/{path} has shape {shape} once saved, not {saved.shape}')
 
 
 def set_aside_damaged(manager: ocp.CheckpointManager, step: int) -> None:
-    """Renames the damaged steps that are newer than the one that a run goes on from, so that it can save them again.
+    """Rename the steps newer than `step`, from which a run continues, to `STEP.damaged`: the run will save them again.
 
-    Nothing is lost where they could not be read for some other reason.  Every process of a run calls it.
+    The newer steps are damaged.  They are not deleted, in case they could not be read for another reason.  Every
+    process of a run must call this.
     """
-    newer = [each for each in manager.all_steps() if each > step]
-    for each in newer:
+    newer_steps = [newer for newer in manager.all_steps() if newer > step]
+    for newer in newer_steps:
         folder = Path(manager.directory)
-        names = (f'{each}.damaged' + (f'-{number}' if number else '') for number in itertools.count())
+        names = (f'{newer}.damaged' + (f'-{number}' if number else '') for number in itertools.count())
         name = next(name for name in names if not (folder / name).exists())
-        logging.warning('checkpoint of step %d is now %s: the run goes on from step %d', each, folder / name, step)
+        logging.warning('checkpoint of step %d is now %s: the run continues from step %d', newer, folder / name, step)
         if processes.is_first_process():
-            with _writing(manager):
-                (folder / str(each)).rename(folder / name)
-    if newer:
+            with _raise_run_error(manager):
+                (folder / str(newer)).rename(folder / name)
+    if newer_steps:
         processes.barrier('damaged checkpoints are set aside')
         manager.reload()
 
@@ -225,139 +241,155 @@ def _copy(tree: T) -> T:
     return jax.tree.map(jnp.copy, tree)
 
 
-def _described(tree: Params) -> dict[str, _Array]:
-    """Shape and checksum of every array by its path."""
-    shapes = {checksum.path_string(keys): leaf.shape for keys, leaf in _leaves(tree)}
-    return {path: _Array(shapes[path], found) for path, found in checksum.tree_checksums(tree).items()}
+def _array_records(tree: Params) -> dict[str, _ArrayRecord]:
+    """Return the shape and checksum of every array of a tree, by its path."""
+    shapes = {checksum.path_string(keys): leaf.shape for keys, leaf in _flatten_with_path(tree)}
+    return {path: _ArrayRecord(shapes[path], digits) for path, digits in checksum.tree_checksums(tree).items()}
 
 
-def _sealed(record: dict[str, Any]) -> dict[str, Any]:
-    """With a checksum of itself."""
+def _add_checksum(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record with a checksum of its own content."""
     return record | {'sha256': hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()}
 
 
 def restore_latest(manager: ocp.CheckpointManager, params: Params, optimizer: Any) -> Checkpoint | None:
-    """The newest step that is whole, in the form of the given trees of shapes; None if none was ever saved.
+    """Restore the newest complete step; None if no step was ever saved.
 
-    Each array comes back as its shape's `sharding` says, on the first device if it has none, whatever devices it was
-    saved from.  A damaged step is passed over with a warning for the one before it.  Every process of a run calls it.
+    A damaged step is skipped with a warning, and the one before it is tried.  Every process of a run must call this.
 
-    Raises UserError if all are damaged, and for shapes that are not the saved ones.
+    params, optimizer: trees of shapes in the form of the saved ones.  Each array is restored with the `sharding` of its
+      shape, or on the first device if it has none; it may have been saved from other devices.
+
+    Raises UserError if all steps are damaged, or if the shapes are not those that were saved.
     """
-    return _newest_of(manager, manager.all_steps(), {'params': params, 'optimizer': optimizer})
+    return _restore_newest(manager, manager.all_steps(), {'params': params, 'optimizer': optimizer})
 
 
 def restore_best(manager: ocp.CheckpointManager, params: Params) -> Checkpoint | None:
-    """The parameters of the best step, or of the newest whole one where there is no best; `optimizer` is None."""
-    restored = _newest_of(manager, manager.all_steps(), {'params': params})
-    if restored is None or restored.progress.best_step in (None, restored.step):
-        return restored
-    return _newest_of(manager, [restored.progress.best_step], {'params': params}, restored)
+    """Restore the parameters of the best step, or of the newest complete step if there is no best one.
+
+    params: tree of shapes, as in `restore_latest`.  The result has `optimizer` None.
+    """
+    newest = _restore_newest(manager, manager.all_steps(), {'params': params})
+    if newest is None or newest.progress.best_step in (None, newest.step):
+        return newest
+    return _restore_newest(manager, [newest.progress.best_step], {'params': params}, newest)
 
 
-def _newest_of(
-    manager: ocp.CheckpointManager, steps: Sequence[int], trees: dict[str, Params], otherwise: Checkpoint | None = None
+def _restore_newest(
+    manager: ocp.CheckpointManager, steps: Sequence[int], trees: dict[str, Params], default: Checkpoint | None = None
 ) -> Checkpoint | None:
-    with _writing(manager):
-        manager.wait_until_finished()  # what is being saved counts
+    """Restore the newest complete one of some steps; `default` if there is none."""
+    with _raise_run_error(manager):
+        manager.wait_until_finished()  # a save in progress may be the newest step
     for step in sorted(steps, reverse=True):
         folder = Path(manager.directory) / str(step)
-        found = _restore(folder, trees)
-        if isinstance(found, Checkpoint):
-            return found
-        state = 'damaged' if folder.is_dir() else 'missing'  # a training that goes on deletes steps, and so do users
-        logging.warning('checkpoint of step %d is %s and passed over: %s', step, state, found)
-    if steps and otherwise is None:
+        restored = _restore(folder, trees)
+        if isinstance(restored, Checkpoint):
+            return restored
+        # Missing: deleted by a training that is still running, or by a user.
+        state = 'damaged' if folder.is_dir() else 'missing'
+        logging.warning('checkpoint of step %d is %s and skipped: %s', step, state, restored)
+    if steps and default is None:
         raise UserError(f'no checkpoint in {manager.directory} can be read; tried steps {sorted(steps)}')
-    return otherwise
+    return default
 
 
 def _restore(folder: Path, trees: dict[str, Params]) -> Checkpoint | str:
-    """The step in a folder, or what is wrong with it."""
-    record, restored, wrong = {}, {}, ''
+    """Return the step in a folder, or the reason why it cannot be restored."""
+    record, restored, reason = {}, {}, ''
     try:
-        record = _unsealed(json.loads((folder / 'progress' / 'metadata').read_bytes()))
+        record = _verify_record(json.loads((folder / 'progress' / 'metadata').read_bytes()))
         for name, tree in trees.items():
             check_shapes(f'checkpoint of step {folder.name}: {name}', record['arrays'][name], tree)
-            restored[name] = _read(folder / name, tree)
+            restored[name] = _read_arrays(folder / name, tree)
     except UserError:
         raise
-    except Exception as error:  # files missing, empty, cut off: errors of many kinds
-        wrong = _line(error)
-    if not _all(not wrong):
-        return wrong or 'another process cannot read it'
+    except Exception as error:  # files are missing, empty or truncated: many types of errors
+        reason = _first_line(error)
+    if not _true_in_all_processes(not reason):
+        return reason or 'another process cannot read it'
     for name, tree in restored.items():
-        if changed := _changed(record, name, tree):
+        if changed := _find_changed_array(record, name, tree):
             return f'{changed} does not have the checksum that it was saved with'
     progress = RunProgress(**{name: record[name] for name in RunProgress._fields})
     return Checkpoint(int(folder.name), restored['params'], restored.get('optimizer'), progress)
 
 
-def _unsealed(record: dict[str, Any]) -> dict[str, Any]:
-    """The record that `_sealed` was given, each array described by an `_Array`; ValueError if it has changed since."""
+def _verify_record(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record that `_add_checksum` received, with an `_ArrayRecord` for each array.
+
+    Raises ValueError if it has changed since then.
+    """
     content = {name: value for name, value in record.items() if name != 'sha256'}
-    if _sealed(content) != record:
+    if _add_checksum(content) != record:
         raise ValueError('progress does not have the checksum that it was saved with')
     arrays = {
-        name: {path: _Array(tuple(shape), found) for path, (shape, found) in tree.items()}
+        name: {path: _ArrayRecord(tuple(shape), digits) for path, (shape, digits) in tree.items()}
         for name, tree in content['arrays'].items()
     }
     return content | {'arrays': arrays}
 
 
-def _changed(record: dict[str, Any], name: str, tree: Params) -> str | None:
-    """The first array of a tree whose checksum is not the saved one."""
+def _find_changed_array(record: dict[str, Any], name: str, tree: Params) -> str | None:
+    """Return the first array of an item whose checksum is not the saved one."""
     saved = record['arrays'][name]
-    found = checksum.tree_checksums(tree)
-    return next((f'{name}/{path}' for path in found if found[path] != saved[path].checksum), None)
+    checksums = checksum.tree_checksums(tree)
+    return next((f'{name}/{path}' for path in checksums if checksums[path] != saved[path].checksum), None)
 
 
-def _read(folder: Path, tree: T) -> T:
-    """The arrays of an item, each process its own parts.
+def _read_arrays(folder: Path, tree: T) -> T:
+    """Read the arrays of an item; each process reads its own shards.
 
-    Not by orbax, whose processes wait for one that cannot read its part, and whose threads go on after the first error
-    into tracebacks of their own.
+    Orbax is not used for this: if one process cannot read its shards, orbax lets the others wait for it, and after the
+    first error its threads print tracebacks.
     """
-    here = SingleDeviceSharding(jax.local_devices()[0])
+    first_device = SingleDeviceSharding(jax.local_devices()[0])
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     paths = [checksum.path_string(keys) for keys, _ in leaves]
-    reading = []
-    for (_, leaf), path, array in zip(leaves, paths, _opened(folder, paths), strict=True):
-        stored = array.result()
+    reads = []
+    for (_, leaf), path, opened in zip(leaves, paths, _open_arrays(folder, paths), strict=True):
+        stored = opened.result()
         if stored.dtype.numpy_dtype != leaf.dtype:
             raise ValueError(f'{path} has dtype {stored.dtype.name}; this config expects {leaf.dtype}')
-        sharding = leaf.sharding or here
+        sharding = leaf.sharding or first_device
         indices = sharding.addressable_devices_indices_map(leaf.shape).values()
-        reading.append((leaf.shape, sharding, {str(index): stored[index].read() for index in indices}))
+        reads.append((leaf.shape, sharding, {str(index): stored[index].read() for index in indices}))
     arrays = [
-        jax.make_array_from_callback(shape, sharding, lambda index, parts=parts: parts[str(index)].result())
-        for shape, sharding, parts in reading
+        jax.make_array_from_callback(shape, sharding, lambda index, shards=shards: shards[str(index)].result())
+        for shape, sharding, shards in reads
     ]
     return jax.tree.unflatten(structure, arrays)
 
 
-def _opened(folder: Path, paths: Iterable[str]) -> list[Any]:
-    """Futures of the arrays of an item, opened to read."""
+def _open_arrays(folder: Path, paths: Iterable[str]) -> list[Any]:
+    """Open the arrays of an item for reading; return their futures."""
     kvstore = {'driver': 'ocdbt', 'base': {'driver': 'file', 'path': f'{folder}/'}}
     names = (path.replace('/', '.') for path in paths)
     return [ts.open({'driver': 'zarr', 'kvstore': kvstore | {'path': f'{name}/'}}, read=True) for name in names]
 
 
-def _all(fine: bool) -> bool:
-    """Whether it is fine in all processes."""
-    return fine if jax.process_count() == 1 else bool(np.all(multihost_utils.process_allgather(np.array(fine))))
+def _true_in_all_processes(value: bool) -> bool:
+    if jax.process_count() == 1:
+        return value
+    return bool(np.all(multihost_utils.process_allgather(np.array(value))))
 
 
-def check_shapes(where: str, have: Params, want: Params) -> None:
-    """Raises UserError naming the first array of a tree whose shape is not the one in another."""
-    stored, wanted = (
-        {checksum.path_string(keys): tuple(leaf.shape) for keys, leaf in _leaves(tree)} for tree in (have, want)
+def check_shapes(name: str, tree: Params, expected: Params) -> None:
+    """Raise UserError if the arrays of a tree do not have the expected paths and shapes.
+
+    name: name of the tree; the error has it before the path of the first wrong array.
+    """
+    shapes, expected_shapes = (
+        {checksum.path_string(keys): tuple(leaf.shape) for keys, leaf in _flatten_with_path(arrays)}
+        for arrays in (tree, expected)
     )
-    for path in sorted(stored.keys() | wanted.keys()):
-        if stored.get(path) != wanted.get(path):
-            came, expected = stored.get(path), wanted.get(path)
-            raise UserError(f'{where}/{path} has shape {came}; this config expects {expected}')
+    for path in sorted(shapes.keys() | expected_shapes.keys()):
+        if shapes.get(path) != expected_shapes.get(path):
+            raise UserError(
+                f'{name}/{path} has shape {shapes.get(path)}; this config expects {expected_shapes.get(path)}'
+            )
 
 
-def _leaves(tree: Params) -> list[tuple[Any, Any]]:
-    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, _Array))[0]
+def _flatten_with_path(tree: Params) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, _ArrayRecord))[0]

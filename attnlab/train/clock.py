@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""Throughput of a training run, and the shares of time spent on data, checkpoints and evaluation."""
 
 import math
 import time
@@ -11,52 +11,56 @@ from typing import Any, Literal
 
 @dataclass
 class Clock:
-    """Time since the last reading: steps, waiting for data, and pauses (saving, evaluation) that count as neither.
+    """Steps and time since the last call of `read_rates`.
 
-    flops: floating-point operations of a step by the shape of its batch, NaN where they are not known.
-    peak: those a second of all devices, None where it is not known.
+    flops: returns the floating-point operations of a step, given the shape of its batch; NaN if they are not known.
+    peak: peak floating-point operations per second of all devices together; None if it is not known.
+    start: time at the start of the interval, in seconds of `time.perf_counter`.
+    seconds: seconds spent waiting for data, saving checkpoints and evaluating.
+    steps, weight: steps taken, and the sum of their weights.
+    shapes: number of steps for each batch shape.
     """
 
     flops: Callable[[Any], float] = lambda shape: math.nan
     peak: float | None = None
     start: float = field(default_factory=lambda: time.perf_counter())
-    spent: dict[str, float] = field(default_factory=lambda: {'wait': 0.0, 'save': 0.0, 'evaluate': 0.0})
+    seconds: dict[str, float] = field(default_factory=lambda: {'wait': 0.0, 'save': 0.0, 'evaluate': 0.0})
     steps: int = 0
     weight: float = 0.0
     shapes: Counter[Any] = field(default_factory=Counter)
 
-    def count(self, weight: float, shape: Any = None) -> None:
-        """One more step, over `weight` things (tokens, examples), with a batch of that shape."""
+    def count_step(self, weight: float, shape: Any = None) -> None:
+        """Count one step.  weight: its number of tokens or examples.  shape: shape of its batch."""
         self.steps, self.weight = self.steps + 1, self.weight + weight
         self.shapes[shape] += 1
 
     @contextmanager
-    def spend(self, on: Literal['wait', 'save', 'evaluate']):
-        """Books the time inside the `with`."""
+    def measure(self, activity: Literal['wait', 'save', 'evaluate']):
+        """Add the time of the `with` block to an activity."""
         start = time.perf_counter()
         yield
-        self.spent[on] += time.perf_counter() - start
+        self.seconds[activity] += time.perf_counter() - start
 
-    def rates(self) -> dict[str, float]:
-        """What was done a second, and where the time went; starts a new interval.
+    def read_rates(self) -> dict[str, float]:
+        """Return the rates and time shares of the interval, and start a new interval.
 
-        Rates and `data_share`, the part spent waiting for data, are of the time that is neither saving nor evaluation;
-        `save_share` and `evaluate_share` are the parts that these have of the whole interval.  Where operations are not
-        known there is no `flops_per_second`; `utilisation` is its part of the peak, and absent without one.
+        Rates and `data_share`, the share of time spent waiting for data, refer to the time without saving and
+        evaluation.  `save_share` and `evaluate_share` refer to the whole interval.  `flops_per_second` is missing if
+        the operations of a step are not known; `utilisation`, its ratio to the peak, also if the peak is not known.
         """
-        whole = max(time.perf_counter() - self.start, 1e-9)
-        seconds = max(whole - self.spent['save'] - self.spent['evaluate'], 1e-9)
+        total_seconds = max(time.perf_counter() - self.start, 1e-9)
+        train_seconds = max(total_seconds - self.seconds['save'] - self.seconds['evaluate'], 1e-9)
         rates = {
-            'steps_per_second': self.steps / seconds,
-            'weight_per_second': self.weight / seconds,
-            'data_share': self.spent['wait'] / seconds,
-            'save_share': self.spent['save'] / whole,
-            'evaluate_share': self.spent['evaluate'] / whole,
+            'steps_per_second': self.steps / train_seconds,
+            'weight_per_second': self.weight / train_seconds,
+            'data_share': self.seconds['wait'] / train_seconds,
+            'save_share': self.seconds['save'] / total_seconds,
+            'evaluate_share': self.seconds['evaluate'] / total_seconds,
         }
-        # To count takes its time, the first time; it is in no interval.
+        # The first call of `flops` for a shape is slow; here its time belongs to no interval.
         flops = sum(count * self.flops(shape) for shape, count in self.shapes.items())
         if not math.isnan(flops):
-            rates['flops_per_second'] = flops / seconds
+            rates['flops_per_second'] = flops / train_seconds
             if self.peak is not None:
                 rates['utilisation'] = rates['flops_per_second'] / self.peak
         self.__init__(self.flops, self.peak)

@@ -1,4 +1,4 @@
-"""What a config costs on a mesh, without its devices: the bytes of each one, and what a step sends between them."""
+"""Cost of a config on a device mesh that need not exist: bytes on each device, and communication of a step."""
 
 import math
 import re
@@ -23,11 +23,11 @@ from attnlab.train.step import TrainState
 COLLECTIVES = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 
 DTYPE_BYTES = {'pred': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4, 'f32': 4,
-          's64': 8, 'u64': 8, 'f64': 8}  # fmt: skip
+               's64': 8, 'u64': 8, 'f64': 8}  # fmt: skip
 
 
 class CollectiveCost(NamedTuple):
-    """Of one kind of collective: how often a step has it, and the bytes that a device gets from it in a step."""
+    """One kind of collective: how often a step runs it, and the bytes that each device receives from it in a step."""
 
     kind: str
     times: int
@@ -35,13 +35,14 @@ class CollectiveCost(NamedTuple):
 
 
 def count_communication(config: RunConfig | ConfigDict, mesh: str) -> tuple[dict[str, int], list[CollectiveCost]]:
-    """The bytes that lie on one device, by name, and the collectives of a step, as XLA divides it for CPUs.
+    """Return the bytes of each part of the training state on one device, and the collectives of a step.
 
-    The step is the gradient of the sum of all logits for one (micro-)batch, and the optimizer's update.  Compilers for
-    other devices fuse more (a sum of which each uses a part is a reduce-scatter).  As many devices as the mesh has must
-    be there, of any kind; nothing is allocated on them.
+    The step is the gradient of the sum of all logits for one (micro-)batch, and the optimizer's update.  Its
+    collectives are those of XLA's program for CPUs.  Compilers for other devices fuse more of them: a sum of which each
+    device uses a part becomes a reduce-scatter.  JAX must have as many devices as the mesh, of any kind; nothing is
+    allocated on them.
 
-    Raises UserError for a mesh that does not divide the batch.
+    Raises UserError if the mesh does not divide the batch.
     """
     task = tasks.create_task(config)
     outline = require_support(task, SupportsOutline, 'have a model that can be counted').outline(None, False)
@@ -51,97 +52,100 @@ def count_communication(config: RunConfig | ConfigDict, mesh: str) -> tuple[dict
     assert isinstance(layout, devices.JitLayout)
     rows = train.batch_size // train.accumulate
 
-    def started(params: Params) -> TrainState:
-        return setup.initial(lambda rng: params, np.uint32(0))
+    def make_state(params: Params) -> TrainState:
+        return setup.initial_state(lambda rng: params, np.uint32(0))
 
     def step(state: TrainState, batch: Batch) -> TrainState:
         grads = jax.grad(lambda params: jnp.sum(outline.forward(params, *batch)))(state.params)
-        updates, memory = setup.optimize(1e-3, 0.1).update(grads, state.optimizer, state.params)
-        return state._replace(params=optax.apply_updates(state.params, updates), optimizer=memory)
+        updates, opt_state = setup.make_optimizer(1e-3, 0.1).update(grads, state.opt_state, state.params)
+        return state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
 
-    def row(x: Any) -> jax.ShapeDtypeStruct:
-        shape = (rows, *x.shape[1:])
-        where = NamedSharding(layout.mesh, devices.batch_spec(shape, layout.mesh))
-        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=where)
+    def batch_shape(row: Any) -> jax.ShapeDtypeStruct:
+        shape = (rows, *row.shape[1:])
+        sharding = NamedSharding(layout.mesh, devices.batch_spec(shape, layout.mesh))
+        return jax.ShapeDtypeStruct(shape, row.dtype, sharding=sharding)
 
-    state = layout.stored(jax.eval_shape(started, outline.params))
-    places = jax.tree.map(lambda x: x.sharding, state)
+    state = layout.stored_shapes(jax.eval_shape(make_state, outline.params))
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    batch = tuple(map(batch_shape, outline.batch))
     with jax.set_mesh(layout.mesh):
-        program = jax.jit(step, donate_argnums=0, out_shardings=places).lower(state, tuple(map(row, outline.batch)))
-    held = {'parameters': state.params, 'gradients': state.params, "optimizer's state": state.optimizer}
-    held = {name: device_bytes(tree) for name, tree in held.items()}
-    if state.average is not None:
-        held['average'] = device_bytes(state.average)
-    return held, parse_collectives(program.compile().as_text() or '')
+        program = jax.jit(step, donate_argnums=0, out_shardings=shardings).lower(state, batch)
+    trees = {'parameters': state.params, 'gradients': state.params, 'optimizer state': state.opt_state}
+    if state.ema_params is not None:
+        trees['moving average'] = state.ema_params
+    bytes_by_part = {name: device_bytes(tree) for name, tree in trees.items()}
+    return bytes_by_part, parse_collectives(program.compile().as_text() or '')
 
 
 def parse_collectives(program: str) -> list[CollectiveCost]:
-    """The collectives of a compiled program, from its text; those in a loop as often as it turns.
+    """Return the collectives in the text of a compiled program; those in a loop count once for each iteration.
 
-    Raises ValueError for a loop with collectives in it whose turns are not known.
+    Raises ValueError if a loop with collectives has an unknown number of iterations.
     """
-    bodies, entry = _computations(program)
+    computations, entry = _split_computations(program)
 
-    def of(name: str) -> dict[str, tuple[int, int]]:
-        found: dict[str, tuple[int, int]] = {}
-        for line in bodies[name]:
+    def count(name: str) -> dict[str, tuple[int, int]]:
+        """Return (times, bytes) of each kind of collective in a computation."""
+        costs: dict[str, tuple[int, int]] = {}
+        for line in computations[name]:
             if match := re.search(rf' ({"|".join(COLLECTIVES)})(-start)?\(', line):
-                _add(found, match[1], 1, _bytes(line[: match.start()]))
-            turns = _turns(line)
-            for inner in _called(line):
-                for kind, (times, size) in of(inner).items():
-                    if turns is None:
-                        raise ValueError(f'{kind} in a loop that turns as often as values say')
-                    _add(found, kind, times * turns, size * turns)
-        return found
+                _add_cost(costs, match[1], 1, _result_bytes(line[: match.start()]))
+            iterations = _iterations(line)
+            for called in _called_computations(line):
+                for kind, (times, size) in count(called).items():
+                    if iterations is None:
+                        raise ValueError(f'{kind} in a loop whose number of iterations is not known at compile time')
+                    _add_cost(costs, kind, times * iterations, size * iterations)
+        return costs
 
-    return [CollectiveCost(kind, *numbers) for kind, numbers in sorted(of(entry).items())]
-
-
-def _add(found: dict[str, tuple[int, int]], kind: str, times: int, size: int) -> None:
-    before = found.get(kind, (0, 0))
-    found[kind] = before[0] + times, before[1] + size
+    return [CollectiveCost(kind, *numbers) for kind, numbers in sorted(count(entry).items())]
 
 
-def _computations(program: str) -> tuple[dict[str, list[str]], str]:
-    """The lines of each computation by its name, and the name of the one that is run."""
-    bodies: dict[str, list[str]] = {}
+def _add_cost(costs: dict[str, tuple[int, int]], kind: str, times: int, size: int) -> None:
+    old_times, old_size = costs.get(kind, (0, 0))
+    costs[kind] = old_times + times, old_size + size
+
+
+def _split_computations(program: str) -> tuple[dict[str, list[str]], str]:
+    """Return the lines of each computation by its name, and the name of the entry computation."""
+    computations: dict[str, list[str]] = {}
     name = entry = ''
     for line in program.splitlines():
         if match := re.match(r'(ENTRY )?%([\w.-]+) .*\{$', line):
             name = match[2]
-            bodies[name] = []
+            computations[name] = []
             entry = name if match[1] else entry
         elif name:
-            bodies[name].append(line)
-    return bodies, entry
+            computations[name].append(line)
+    return computations, entry
 
 
-def _called(line: str) -> list[str]:
-    """The computations that a line runs; of a branch, all."""
-    one = re.findall(r'(?:body|condition|calls|to_apply|true_computation|false_computation)=%([\w.-]+)', line)
-    several = re.search(r'branch_computations=\{([^}]*)\}', line)
-    return one + (re.findall(r'%([\w.-]+)', several[1]) if several else [])
+def _called_computations(line: str) -> list[str]:
+    """Return the names of the computations that a line calls; for a conditional, all of its branches."""
+    names = re.findall(r'(?:body|condition|calls|to_apply|true_computation|false_computation)=%([\w.-]+)', line)
+    branches = re.search(r'branch_computations=\{([^}]*)\}', line)
+    return names + (re.findall(r'%([\w.-]+)', branches[1]) if branches else [])
 
 
-def _turns(line: str) -> int | None:
-    """How often what a line calls is run; None for a loop that does not say."""
+def _iterations(line: str) -> int | None:
+    """Return how often the computations that a line calls are run; None for a loop without a known number."""
     if ' while(' not in line:
         return 1
-    known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
-    return int(known[1]) if known else None
+    match = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
+    return int(match[1]) if match else None
 
 
-def _bytes(result: str) -> int:
-    """Of the shapes in a line's text before the operation."""
+def _result_bytes(result: str) -> int:
+    """Return the bytes of all shapes in the part of a line before its operation."""
     shapes = re.findall(r'(\w+)\[([\d,]*)\]', result)
-    return sum(DTYPE_BYTES[kind] * math.prod(map(int, filter(None, sizes.split(',')))) for kind, sizes in shapes)
+    return sum(DTYPE_BYTES[dtype] * math.prod(map(int, filter(None, sizes.split(',')))) for dtype, sizes in shapes)
 
 
-def format_communication(held: dict[str, int], sent: list[CollectiveCost]) -> str:
-    """Both as text."""
+def format_communication(bytes_by_part: dict[str, int], collectives: list[CollectiveCost]) -> str:
+    """Return the results of `count_communication` as a text table."""
+    total = sum(bytes_by_part.values())
     lines = [f'{"on each device":<36}{"bytes":>22}']
-    lines += [f'{name:<36}{size:>22,}' for name, size in [*held.items(), ('together', sum(held.values()))]]
-    lines += ['', f'{"a step sends":<36}{"times":>22}{"bytes to each device":>22}']
-    lines += [f'{kind:<36}{times:>22,}{size:>22,}' for kind, times, size in sent]
-    return '\n'.join(lines if sent else [*lines, 'nothing'])
+    lines += [f'{name:<36}{size:>22,}' for name, size in [*bytes_by_part.items(), ('total', total)]]
+    lines += ['', f'{"communication of a step":<36}{"times":>22}{"bytes to each device":>22}']
+    lines += [f'{kind:<36}{times:>22,}{size:>22,}' for kind, times, size in collectives]
+    return '\n'.join(lines if collectives else [*lines, 'none'])

@@ -1,4 +1,4 @@
-"""The devices of a run, and which part of a step lies on which."""
+"""The devices of a run, and the division of its state and batches among them."""
 
 import contextlib
 import math
@@ -20,109 +20,114 @@ T = TypeVar('T')
 R = TypeVar('R')
 
 PMAP_AXIS = 'data'
-"""The axis of rows that the programs of pmap share."""
+"""Name of the mapped axis of `PmapLayout`."""
 
 MAX_CPU_MESH_DEVICES = 2048
-"""CPU devices of one process in XLA, which compiles no program for more of them."""
+"""Largest number of CPU devices for which XLA compiles a program in one process."""
 
 
 class Layout(Protocol):
-    """How state and batches are divided among devices.
+    """Division of the training state and of batches among devices.
 
-    count: number of devices.
-    axis: mapped axis over which a step sums gradients itself; None where the compiler does.
+    device_count: number of devices.
+    axis: name of the mapped axis over which a step has to sum gradients itself; None if the compiler adds the sums.
     """
 
-    count: int
+    device_count: int
     axis: str | None
 
-    def constrain(self, parts: Batch) -> Batch:
-        """Divide micro-batches [accumulate, rows, ...] among the devices, inside a compiled step."""
-        return parts
+    def constrain(self, micro_batches: Batch) -> Batch:
+        """Shard micro-batches, arrays [accumulate, rows, ...], over the devices; inside of a compiled step."""
+        return micro_batches
 
-    def stored(self, tree: T) -> T:
-        """Shapes of a state, with the sharding in which it is made, saved and restored."""
+    def stored_shapes(self, tree: T) -> T:
+        """Return the shapes of a state with the shardings in which the state is created, saved and restored."""
         ...
 
-    def start(self, make: Callable[..., T], *args: Any) -> T:
-        """`make(*args)`, a pure function, with its result placed as `stored` describes."""
-        places = jax.tree.map(lambda x: x.sharding, self.stored(jax.eval_shape(make, *args)))
-        return jax.jit(make, out_shardings=places)(*args)
+    def initialize(self, function: Callable[..., T], *args: Any) -> T:
+        """Return `function(*args)`, sharded as in `stored_shapes`.  function: a pure function."""
+        shardings = jax.tree.map(lambda x: x.sharding, self.stored_shapes(jax.eval_shape(function, *args)))
+        return jax.jit(function, out_shardings=shardings)(*args)
 
     def replicate(self, tree: T) -> T:
-        """A stored state in the form that compiled steps take."""
+        """Convert a stored state to the form that compiled steps take."""
         return tree
 
     def unreplicate(self, tree: T) -> T:
-        """A compiled step's state in the form that is stored."""
+        """Convert the state of a compiled step to the form that is stored."""
         return tree
 
     def compile(self, step: Callable[..., tuple[T, R]], state: T) -> Callable[..., tuple[T, R]]:
-        """Compile a pure (state, batch, ...) -> (state, values) for all devices; it donates the state's memory.
+        """Compile a pure function (state, batch, ...) -> (state, values) for all devices.
 
-        state: shows the sharding. Arguments after the batch are replicated like a state.
+        The compiled function donates the memory of the state.
+
+        state: a state with the sharding to use.  Arguments after the batch are replicated like a state.
         """
         ...
 
-    def rows(self, count: int) -> slice:
-        """The rows, of a batch of `count`, that are on devices of this process."""
+    def process_rows(self, count: int) -> slice:
+        """Return the rows, of a batch of `count` rows, that are on devices of this process."""
         return slice(0, count)
 
-    def batch(self, tree: Batch, count: int | None = None) -> Batch:
-        """A batch of the host in the form that compiled steps take.
+    def put_batch(self, tree: Batch, count: int | None = None) -> Batch:
+        """Copy a batch from the host to the devices, in the form that compiled steps take.
 
-        count: rows of the whole batch, where `tree` holds only the `rows` of this process.
+        count: number of rows of the whole batch, if `tree` has only the `process_rows` of this process.
         """
         ...
 
-    def use(self, function: Callable[[Params], T], params: Params) -> T:
-        """`function(params)`, where `axes.shard_rows` divides rows over the mesh; pmap: on one device."""
+    def evaluate(self, function: Callable[[Params], T], params: Params) -> T:
+        """Return `function(params)`, where `mesh_axes.shard_rows` shards rows over the mesh; pmap: on one device."""
         ...
 
-    def local(self, tree: T) -> T:
-        """A state, in either form, or values, whole on one device of this process."""
+    def to_local(self, tree: T) -> T:
+        """Return a state, in either form, or values, with each array complete on one device of this process."""
         ...
 
 
 def make_layout(parallel: Literal['jit', 'pmap'], mesh: str, rows: int) -> Layout:
-    """Of batches, or micro-batches, of so many rows on the devices that a mesh asks for.
+    """Return the layout of batches, or micro-batches, of `rows` rows on the devices of a mesh.
 
-    mesh: sizes by axis, as in 'data=2,tensor=4'.  Rows are divided over `data`, `fsdp` and `expert`; parameters and the
-    optimizer's state over `fsdp`; heads, hidden activations and the vocabulary over `tensor`; experts over `expert`;
-    the tokens of a row over `sequence`.  'data=0' is as many as there are and divide the rows.
-    parallel: 'jit' is one program over all devices, with the same noise and the same experts' losses on any number of
-    them.  'pmap' is a program a device, each with its rows and the whole state: noise and experts' losses are those of
-    its own rows.
+    mesh: size of each axis, as in 'data=2,tensor=4'.  Rows are divided over `data`, `fsdp` and `expert`; parameters and
+      the optimizer's state over `fsdp`; heads, hidden activations and the vocabulary over `tensor`; experts over
+      `expert`; the tokens of a row over `sequence`.  'data=0' takes as many devices as exist and divide the rows.
+    parallel: 'jit' is one program over all devices; noise and the auxiliary losses of experts are the same for any
+      number of devices.  'pmap' is one program for each device, which has its own rows and the whole state; noise and
+      the auxiliary losses of experts depend on these rows.
 
-    Raises UserError for devices that are not there, and for a number that does not divide the rows.
+    Raises UserError if the devices do not exist, or if their number does not divide the rows.
     """
-    found = make_mesh(mesh, rows)
+    device_mesh = make_mesh(mesh, rows)
     if parallel == 'jit':
-        return JitLayout(found)
-    if found.size > found.shape['data'] or jax.process_count() > 1:
+        return JitLayout(device_mesh)
+    if device_mesh.size > device_mesh.shape['data'] or jax.process_count() > 1:
         raise UserError(f"train.parallel is 'pmap' and train.mesh {mesh!r}; expected data alone, in one process")
-    return PmapLayout(list(found.devices.flat))
+    return PmapLayout(list(device_mesh.devices.flat))
 
 
 def make_evaluation_layout(mesh: str, rows: int) -> Layout:
-    """As `make_layout` by jit; where there are fewer devices than the mesh asks for, rows over those that there are."""
-    wanted = math.prod(max(size, 1) for size in parse_mesh(mesh).values())
-    return JitLayout(make_mesh(mesh if wanted <= len(jax.devices()) else 'data=0', rows))
+    """Return the jit layout of a mesh; if it has more devices than exist, a layout that divides rows over those."""
+    count = math.prod(max(size, 1) for size in parse_mesh(mesh).values())
+    return JitLayout(make_mesh(mesh if count <= len(jax.devices()) else 'data=0', rows))
 
 
-def make_mesh(text: str, rows: int) -> Mesh:
-    """The mesh of `make_layout`, over the first devices there are; errors as there."""
+def make_mesh(mesh: str, rows: int) -> Mesh:
+    """Return the mesh of `make_layout`, over the first of the existing devices; it raises the same errors."""
     devices = jax.devices()
-    sizes = _filled(parse_mesh(text), rows, len(devices), text)
+    sizes = _resolve_data_size(parse_mesh(mesh), rows, len(devices), mesh)
     count = math.prod(sizes.values())
     if jax.process_count() > 1 and count < len(devices):
-        raise UserError(f'train.mesh is {text!r}, {count} devices; expected all {len(devices)} of the processes')
-    # Auto: the compiler divides what is not said, as optax and Flax know of no mesh.
+        raise UserError(f'train.mesh is {mesh!r}, {count} devices; expected all {len(devices)} of the processes')
+    # Auto axes: the compiler chooses the shardings that are not given; optax and Flax do not use meshes.
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes), devices=devices[:count])
 
 
 def parse_mesh(mesh: str) -> dict[str, int]:
-    """'data=2,tensor=4' as sizes of all axes, 1 where it names none; raises UserError for anything else."""
+    """Return the sizes of all axes for a text such as 'data=2,tensor=4'; 1 for axes that it does not name.
+
+    Raises UserError for text in another format.
+    """
     sizes, named = {name: 1 for name in MESH_AXES}, set()
     for part in mesh.split(','):
         name, _, size = part.strip().partition('=')
@@ -137,7 +142,10 @@ def parse_mesh(mesh: str) -> dict[str, int]:
 
 
 def count_mesh_devices(mesh: str) -> int:
-    """The devices of a mesh that says them all; raises UserError for one that leaves them open."""
+    """Return the number of devices of a mesh.
+
+    Raises UserError if the mesh leaves the size of `data` open, or has more than `MAX_CPU_MESH_DEVICES` devices.
+    """
     sizes = parse_mesh(mesh)
     if not sizes['data']:
         raise UserError(f'--mesh is {mesh!r}; expected a number of devices for data too')
@@ -148,18 +156,21 @@ def count_mesh_devices(mesh: str) -> int:
     return count
 
 
-def _filled(sizes: dict[str, int], rows: int, available: int, mesh: str) -> dict[str, int]:
-    """The sizes with as many `data` as there are devices for, where that is 0."""
+def _resolve_data_size(sizes: dict[str, int], rows: int, available: int, mesh: str) -> dict[str, int]:
+    """Return the sizes with `data` as large as the available devices and the rows allow, if it is 0.
+
+    mesh: the text of the mesh, for error messages.
+    """
     others = math.prod(size for name, size in sizes.items() if name != 'data')
-    shared = sizes['fsdp'] * sizes['expert']
+    other_row_parts = sizes['fsdp'] * sizes['expert']
     if not sizes['data']:
-        fitting = [n for n in range(1, available // others + 1) if rows % (n * shared) == 0]
-        sizes = sizes | {'data': max(fitting, default=1)}
+        divisors = [n for n in range(1, available // others + 1) if rows % (n * other_row_parts) == 0]
+        sizes = sizes | {'data': max(divisors, default=1)}
     if others * sizes['data'] > available:
         raise UserError(f'train.mesh is {mesh!r}, {others * sizes["data"]} devices; there are {available}')
-    if rows % (parts := sizes['data'] * shared):
-        wanted = f'a divisor of the {rows} rows of a (micro-)batch'
-        raise UserError(f'train.mesh is {mesh!r}, rows in {parts}; expected {wanted}')
+    if rows % (row_parts := sizes['data'] * other_row_parts):
+        expected = f'a divisor of the {rows} rows of a (micro-)batch'
+        raise UserError(f'train.mesh is {mesh!r}, rows in {row_parts}; expected {expected}')
     return sizes
 
 
@@ -170,100 +181,103 @@ class JitLayout(Layout):
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self.count = mesh.size
-        self._whole = NamedSharding(mesh, PartitionSpec())
-        self._gather = jax.jit(lambda x: x, out_shardings=self._whole)
+        self.device_count = mesh.size
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+        self._gather = jax.jit(lambda x: x, out_shardings=self._replicated)
 
-    def constrain(self, parts: Batch) -> Batch:
-        def divided(x: jax.Array) -> jax.Array:
+    def constrain(self, micro_batches: Batch) -> Batch:
+        def shard(x: jax.Array) -> jax.Array:
             spec = PartitionSpec(None, *batch_spec(x.shape[1:], self.mesh))
             return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
-        return jax.tree.map(divided, parts)
+        return jax.tree.map(shard, micro_batches)
 
-    def stored(self, tree: T) -> T:
-        place = lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))
-        return jax.tree.map(place, tree, sharding.parameter_specs(tree, self.mesh.shape))
+    def stored_shapes(self, tree: T) -> T:
+        def with_sharding(x: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))
+
+        return jax.tree.map(with_sharding, tree, sharding.parameter_specs(tree, self.mesh.shape))
 
     def compile(self, step: Callable[..., tuple[T, R]], state: T) -> Callable[..., tuple[T, R]]:
-        places = jax.tree.map(lambda x: x.sharding, state), self._whole
-        run = jax.jit(step, donate_argnums=0, out_shardings=places)
+        shardings = jax.tree.map(lambda x: x.sharding, state), self._replicated
+        compiled = jax.jit(step, donate_argnums=0, out_shardings=shardings)
 
-        def in_context(*args: Any) -> tuple[T, R]:
-            with self._context():
-                return run(*args)
+        def run_in_context(*args: Any) -> tuple[T, R]:
+            with self._mesh_context():
+                return compiled(*args)
 
-        return in_context
+        return run_in_context
 
-    def rows(self, count: int) -> slice:
-        held = NamedSharding(self.mesh, PartitionSpec(BATCH_AXES)).addressable_devices_indices_map((count,)).values()
-        spans = [each[0].indices(count) for each in held if each]
+    def process_rows(self, count: int) -> slice:
+        row_sharding = NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
+        indices = row_sharding.addressable_devices_indices_map((count,)).values()
+        spans = [index[0].indices(count) for index in indices if index]
         return slice(min(start for start, _, _ in spans), max(stop for _, stop, _ in spans))
 
-    def batch(self, tree: Batch, count: int | None = None) -> Batch:
-        first = 0 if count is None else self.rows(count).start
+    def put_batch(self, tree: Batch, count: int | None = None) -> Batch:
+        first_row = 0 if count is None else self.process_rows(count).start
 
-        def send(x: np.ndarray) -> jax.Array:
+        def put(x: np.ndarray) -> jax.Array:
             shape = x.shape if count is None else (count, *x.shape[1:])
 
-            def part(at: Any) -> np.ndarray:
-                start, stop, _ = at[0].indices(shape[0])
-                return x[(slice(start - first, stop - first), *at[1:])]
+            def shard(index: Any) -> np.ndarray:
+                start, stop, _ = index[0].indices(shape[0])
+                return x[(slice(start - first_row, stop - first_row), *index[1:])]
 
-            return jax.make_array_from_callback(shape, NamedSharding(self.mesh, batch_spec(shape, self.mesh)), part)
+            return jax.make_array_from_callback(shape, NamedSharding(self.mesh, batch_spec(shape, self.mesh)), shard)
 
-        return jax.tree.map(send, tree)
+        return jax.tree.map(put, tree)
 
-    def use(self, function: Callable[[Params], T], params: Params) -> T:
-        with self._context():
+    def evaluate(self, function: Callable[[Params], T], params: Params) -> T:
+        with self._mesh_context():
             return function(params)
 
-    def local(self, tree: T) -> T:
-        whole = lambda x: x if x.is_fully_replicated else self._gather(x)
-        return jax.tree.map(lambda x: whole(x).addressable_data(0), tree)
+    def to_local(self, tree: T) -> T:
+        replicate = lambda x: x if x.is_fully_replicated else self._gather(x)
+        return jax.tree.map(lambda x: replicate(x).addressable_data(0), tree)
 
-    def _context(self) -> contextlib.AbstractContextManager[Any]:
-        """The mesh for `axes.shard_rows` and other functions that read it from the context."""
-        return jax.set_mesh(self.mesh) if self.count > 1 else contextlib.nullcontext()
+    def _mesh_context(self) -> contextlib.AbstractContextManager[Any]:
+        """Set the mesh for `mesh_axes.shard_rows` and other functions that read it from the context."""
+        return jax.set_mesh(self.mesh) if self.device_count > 1 else contextlib.nullcontext()
 
 
 class PmapLayout(Layout):
-    """A program on each device, with its own rows and the whole state."""
+    """One program for each device, which has its own rows and the whole state."""
 
     axis = PMAP_AXIS
 
     def __init__(self, devices: list[Any]) -> None:
-        self.count = len(devices)
+        self.device_count = len(devices)
         self._devices = devices
-        self._copy = jax.pmap(lambda tree, _: tree, in_axes=(None, 0), devices=devices)
+        self._copy_to_all = jax.pmap(lambda tree, _: tree, in_axes=(None, 0), devices=devices)
 
-    def stored(self, tree: T) -> T:
-        here = SingleDeviceSharding(self._devices[0])
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
+    def stored_shapes(self, tree: T) -> T:
+        first_device = SingleDeviceSharding(self._devices[0])
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=first_device), tree)
 
     def replicate(self, tree: T) -> T:
-        return self._copy(tree, jnp.arange(self.count))
+        return self._copy_to_all(tree, jnp.arange(self.device_count))
 
     def unreplicate(self, tree: T) -> T:
-        return self.local(tree)
+        return self.to_local(tree)
 
     def compile(self, step: Callable[..., tuple[T, R]], state: T) -> Callable[..., tuple[T, R]]:
         return jax.pmap(step, PMAP_AXIS, donate_argnums=0, devices=self._devices)
 
-    def batch(self, tree: Batch, count: int | None = None) -> Batch:
-        return jax.tree.map(lambda x: x.reshape(self.count, -1, *x.shape[1:]), tree)
+    def put_batch(self, tree: Batch, count: int | None = None) -> Batch:
+        return jax.tree.map(lambda x: x.reshape(self.device_count, -1, *x.shape[1:]), tree)
 
-    def use(self, function: Callable[[Params], T], params: Params) -> T:
-        return function(self.local(params))
+    def evaluate(self, function: Callable[[Params], T], params: Params) -> T:
+        return function(self.to_local(params))
 
-    def local(self, tree: T) -> T:
+    def to_local(self, tree: T) -> T:
         return jax.tree.map(lambda x: x.addressable_data(0)[0], tree)
 
 
 def batch_spec(shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """How an array [B, ...] of a batch is divided: its rows, and over `sequence` what comes next.
+    """Return the PartitionSpec of an array [B, ...] of a batch: B over the batch axes, the next axis over `sequence`.
 
-    Raises UserError where that does not divide it.
+    Raises UserError if `sequence` does not divide that axis.
     """
     parts = mesh.shape[SEQUENCE_AXIS]
     if len(shape) < 2 or parts == 1:

@@ -1,4 +1,4 @@
-"""Numbers of a run: one JSON object a line in `metrics.jsonl`, and TensorBoard event files beside it."""
+"""Metrics of a run: `metrics.jsonl` with one JSON object per line, and TensorBoard event files in the same folder."""
 
 import json
 from collections.abc import Callable
@@ -13,70 +13,77 @@ from attnlab import files
 from attnlab.errors import RunError
 
 WriteMetrics = Callable[[int, str, dict[str, float]], None]
-"""(step, split, values).  Splits: train, valid, and speed, which alone differs between two runs of one config."""
+"""(step, split, values).  The splits are 'train', 'valid' and 'speed'; only 'speed' differs between two equal runs."""
 
 
 @contextmanager
 def metrics_writer(workdir: Path, step: int, writes: bool = True):
-    """A `WriteMetrics` that continues behind `step`: what an interrupted run wrote after it is written again, so it goes.
+    """Yield a `WriteMetrics` function for the steps after `step`.
 
-    writes: False for all processes of a run but one.
+    Records of later steps, which an interrupted run has left, are deleted first: the run writes them again.
 
-    Raises RunError, naming the file, where it cannot be written.
+    writes: whether to write at all; True for one process of a run and False for the others.
+
+    Raises RunError with the path if the file cannot be written.
     """
     if not writes:
         yield lambda step, split, values: None
         return
     path = Path(workdir) / 'metrics.jsonl'
-    with _writing(path):
-        _cut(path, step)
+    with _raise_run_error(path):
+        _delete_later_records(path, step)
         file = path.open('a', encoding='utf-8')
 
     @cache
-    def board():
-        from tensorboardX import SummaryWriter  # takes a second: not before the first step
+    def open_tensorboard():
+        from tensorboardX import SummaryWriter  # the import takes a second, so it waits for the first record
 
-        # Once its thread has failed, for a full disk, a queue with an end would be full and waited for.
+        # The queue is unlimited: if the thread of the writer has failed, as on a full disk, a limited queue fills up
+        # and `add_scalar` blocks.
         return SummaryWriter(str(workdir), purge_step=step + 1, max_queue=0)
 
     def write(step: int, split: str, values: dict[str, float]) -> None:
         record = {'step': step, 'split': split} | {name: float(value) for name, value in values.items()}
-        with _writing(path):
+        with _raise_run_error(path):
             file.write(json.dumps(record, allow_nan=False) + '\n')
             file.flush()
-            shown = board()
+            tensorboard = open_tensorboard()
         for name, value in values.items():
-            shown.add_scalar(f'{split}/{name}', np.float64(value), step)
+            tensorboard.add_scalar(f'{split}/{name}', np.float64(value), step)
 
     try:
         yield write
     finally:
-        with _writing(path), file:
-            if board.cache_info().currsize:
-                board().close()
+        with _raise_run_error(path), file:
+            if open_tensorboard.cache_info().currsize:
+                open_tensorboard().close()
 
 
 @contextmanager
-def _writing(path: Path):
+def _raise_run_error(path: Path):
+    """Raise RunError with the path instead of an OSError."""
     try:
         yield
     except OSError as error:
         raise RunError(f'{path} cannot be written: {error.strerror or error}') from error
 
 
-def _cut(path: Path, step: int) -> None:
-    """Ends a metrics file behind a step; a kill or a full disk in the midst of it leaves it as it was."""
+def _delete_later_records(path: Path, step: int) -> None:
+    """Delete the records after a step from a metrics file; if this fails half-way the file is unchanged."""
     try:
-        kept = [line for line in read_metrics_lines(path) if json.loads(line)['step'] <= step]
+        remaining = [line for line in read_metrics_lines(path) if json.loads(line)['step'] <= step]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise RunError(f'{path} has a line that is not a record of a step: delete that line to go on') from None
-    text = ''.join(line + '\n' for line in kept)
+        raise RunError(f'{path} has a line that is not a record of a step: delete that line to continue') from None
+    text = ''.join(line + '\n' for line in remaining)
     if path.exists() and path.read_text(encoding='utf-8') != text:
         files.write_file(path, text)
 
 
 def read_metrics_lines(path: Path) -> list[str]:
-    """The whole lines of a metrics file; none if there is no file.  A line cut off by a kill does not count."""
+    """Return the complete lines of a metrics file; an empty list if there is no file.
+
+    A last line without a line end, which a killed process leaves, is left out.
+    """
     if not path.exists():
         return []
     *lines, _ = path.read_text(encoding='utf-8').split('\n')
@@ -84,5 +91,5 @@ def read_metrics_lines(path: Path) -> list[str]:
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """Records of a run, in order; as `files.read_records`."""
+    """Return the records of a run's metrics.jsonl, in order; see `files.read_records`."""
     return files.read_records(Path(workdir) / 'metrics.jsonl')

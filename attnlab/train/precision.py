@@ -1,11 +1,12 @@
-"""Loss scaling: in float16 small gradients are zero and large ones infinite unless the loss is multiplied first.
+"""Loss scaling for training in float16, where small gradients become zero and large ones infinite.
 
-float16 has 5 bits of exponent: below 6e-8 all is zero, where bfloat16 and float32 go on to 1e-38.  So the loss is
-multiplied by a scale before the gradient is taken, which shifts all of it up, and the gradient divided by it after, in
-float32 (Micikevicius et al. 2018, section 3.2).  The scale looks for itself: see `adjust_loss_scale`.
+float16 has 5 exponent bits: numbers below 6e-8 become zero, where bfloat16 and float32 reach down to 1e-38.  The loss
+is multiplied by a scale before the gradient is computed, which shifts all gradients up, and the gradient is divided by
+the scale afterwards, in float32 (Micikevicius et al. 2018, section 3.2).  The scale adapts itself: see
+`adjust_loss_scale`.
 
-`flax.training.dynamic_scale` decides at each call for a gradient; here one decision is for all micro-batches and
-devices of a step.
+`flax.training.dynamic_scale` decides after each gradient whether it was finite; here there is one decision for all
+micro-batches and devices of a step.
 """
 
 from collections.abc import Callable
@@ -22,14 +23,15 @@ T = TypeVar('T')
 
 INITIAL_SCALE, MIN_SCALE, MAX_SCALE = 2.0**15, 1.0, 2.0**24
 GROWTH_INTERVAL = 2000
-"""After so many good steps in a row the scale doubles."""
+"""Number of successive steps with finite gradients after which the scale doubles."""
 
 
 class LossScale(NamedTuple):
-    """What a step knows of its loss's scale.
+    """State of the loss scaling.
 
-    factor: [] float32, what the mean loss of a micro-batch is multiplied by.
-    good: [] int32, steps in a row whose gradient was finite.  skipped: [] int32, all steps whose gradient was not.
+    factor: [] float32, the number that the mean loss of a micro-batch is multiplied by.
+    good: [] int32, number of successive steps with a finite gradient.
+    skipped: [] int32, number of all steps whose gradient was not finite.
     """
 
     factor: jax.Array
@@ -38,53 +40,61 @@ class LossScale(NamedTuple):
 
 
 def uses_float16(config: RunConfig) -> bool:
-    """Whether the model computes in float16; only some models have a choice of dtype."""
+    """Return whether the model computes in float16; not all models have a choice of dtype."""
     return getattr(getattr(config, 'model', None), 'dtype', None) == 'float16'
 
 
 def initial_loss_scale() -> LossScale:
-    """The scale of the first step."""
+    """Return the loss scale of the first step."""
     return LossScale(jnp.float32(INITIAL_SCALE), jnp.int32(0), jnp.int32(0))
 
 
 def make_scaled_gradient(
     loss: Callable[[Params, Batch, jax.Array], LossSums], scale: LossScale | None
 ) -> Callable[[Params, Batch, jax.Array], tuple[Params, LossSums]]:
-    """(params, batch, key) -> (gradient of the loss's total, its sums); the gradient taken under the scale, if any."""
+    """Return a function (parameters, batch, PRNG key) -> (gradient of the total loss, loss sums).
 
-    def scaled(params: Params, batch: Batch, rng: jax.Array) -> tuple[jax.Array, tuple[LossSums, jax.Array | None]]:
+    scale: the loss scale under which the gradient is computed; None for no scaling.
+    """
+
+    def scaled_loss(
+        params: Params, batch: Batch, rng: jax.Array
+    ) -> tuple[jax.Array, tuple[LossSums, jax.Array | None]]:
         sums = loss(params, batch, rng)
         if scale is None:
             return sums.total, (sums, None)
-        # Of the mean: that of a total over thousands of tokens would be thousands of times as large.
+        # Scale the mean loss: the total over thousands of tokens would be thousands of times as large.
         factor = scale.factor / jnp.maximum(sums.weight, 1)
         return sums.total * factor, (sums, factor)
 
-    def of(params: Params, batch: Batch, rng: jax.Array) -> tuple[Params, LossSums]:
-        (_, (sums, factor)), grads = jax.value_and_grad(scaled, has_aux=True)(params, batch, rng)
+    def gradient(params: Params, batch: Batch, rng: jax.Array) -> tuple[Params, LossSums]:
+        (_, (sums, factor)), grads = jax.value_and_grad(scaled_loss, has_aux=True)(params, batch, rng)
         return (grads if factor is None else jax.tree.map(lambda g: g / factor, grads)), sums
 
-    return of
+    return gradient
 
 
 def all_finite(tree: Any) -> jax.Array:
-    """Whether all numbers of a tree are."""
+    """Return whether all numbers of a tree are finite, [] bool."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 
-def select_tree(good: jax.Array, new: T, old: T) -> T:
-    """The new tree after a good step, the old one after another."""
-    return jax.tree.map(lambda new, old: jnp.where(good, new, old), new, old)
+def select_tree(use_new: jax.Array, new: T, old: T) -> T:
+    """Return the new tree if `use_new` ([] bool) is True, otherwise the old one."""
+    return jax.tree.map(lambda new, old: jnp.where(use_new, new, old), new, old)
 
 
-def adjust_loss_scale(scale: LossScale, good: jax.Array) -> LossScale:
-    """The next step's scale: half after a step that was not good, double after `GROWTH_INTERVAL` good ones in a row.
+def adjust_loss_scale(scale: LossScale, is_finite: jax.Array) -> LossScale:
+    """Return the loss scale of the next step.
 
-    It stays between `MIN_SCALE` and `MAX_SCALE`, where it is finite and comes down within a few steps.
+    The scale is halved after a step whose gradient was not finite, and doubled after `GROWTH_INTERVAL` successive steps
+    with finite gradients.  It stays between `MIN_SCALE` and `MAX_SCALE`: there it is finite and can come down within a
+    few steps.
+
+    is_finite: [] bool, whether loss and gradient of this step were finite.
     """
     grows = scale.good + 1 >= GROWTH_INTERVAL
-    up = jnp.where(grows, jnp.minimum(2 * scale.factor, MAX_SCALE), scale.factor)
-    count = jnp.where(good & ~grows, scale.good + 1, 0)
-    return LossScale(
-        jnp.where(good, up, jnp.maximum(scale.factor / 2, MIN_SCALE)), count, scale.skipped + jnp.where(good, 0, 1)
-    )
+    grown_factor = jnp.where(grows, jnp.minimum(2 * scale.factor, MAX_SCALE), scale.factor)
+    good = jnp.where(is_finite & ~grows, scale.good + 1, 0)
+    factor = jnp.where(is_finite, grown_factor, jnp.maximum(scale.factor / 2, MIN_SCALE))
+    return LossScale(factor, good, scale.skipped + jnp.where(is_finite, 0, 1))

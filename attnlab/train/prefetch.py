@@ -1,4 +1,4 @@
-"""Batches made while the step before them is computed."""
+"""Preparation of batches in a background thread while the device computes."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -6,22 +6,23 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 PREFETCH_DEPTH = 2
-"""So many batches are made before they are asked for."""
+"""Number of batches that are prepared ahead of the one in use."""
 
 
-def prefetch_batches(batch: Callable[[int], Any], start: int, stop: int) -> Generator[Any, None, None]:
-    """batch(start), .., batch(stop - 1), each made in a thread of its own; what one raises comes when it is its turn.
+def prefetch_batches(make_batch: Callable[[int], Any], start: int, stop: int) -> Generator[Any, None, None]:
+    """Yield make_batch(start), .., make_batch(stop - 1), each prepared in a background thread.
 
-    Close it when fewer are taken: the thread ends with the batch that it is making.
+    An exception of `make_batch` is raised when its batch is due.  Close the generator if fewer batches are taken: the
+    thread ends after the batch that it is preparing.
     """
-    with ThreadPoolExecutor(1, 'batches') as maker:
-        waiting = deque(maker.submit(batch, step) for step in range(start, min(start + PREFETCH_DEPTH, stop)))
+    with ThreadPoolExecutor(1, 'batches') as executor:
+        futures = deque(executor.submit(make_batch, step) for step in range(start, min(start + PREFETCH_DEPTH, stop)))
         try:
             for step in range(start, stop):
-                found = waiting.popleft().result()
+                batch = futures.popleft().result()
                 if step + PREFETCH_DEPTH < stop:
-                    waiting.append(maker.submit(batch, step + PREFETCH_DEPTH))
-                yield found
+                    futures.append(executor.submit(make_batch, step + PREFETCH_DEPTH))
+                yield batch
         finally:
-            for each in waiting:
-                each.cancel()
+            for future in futures:
+                future.cancel()

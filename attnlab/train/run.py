@@ -1,4 +1,4 @@
-"""Training, loading and scoring of a run in a directory, whatever its task."""
+"""Train, load and evaluate a run in a directory, for any task."""
 
 import json
 import logging
@@ -32,9 +32,9 @@ from attnlab.train.setup import make_setup
 
 
 class TrainedRun(NamedTuple):
-    """A trained run: its task, and the parameters of its best step.
+    """A trained run: its task, the parameters of its best step, and the number of that step.
 
-    A method raises UserError if the task of the run does not have what it returns.
+    A method raises UserError if the task of the run does not support it.
     """
 
     task: Task
@@ -51,8 +51,10 @@ class TrainedRun(NamedTuple):
     ) -> list[TranslatedSentence]:
         """Translate sentences, each with its alignment.
 
-        joined: align words, not sub-words.  layer, shifted: read the alignment off this layer's cross-attention, from
-          1, and one step after a token was made, in place of what the config says (Transformers only).
+        joined: whether to align words instead of sub-words.
+        layer: number, from 1, of the layer whose cross-attention is the alignment, instead of that of the config
+          (Transformers only).
+        shifted: whether to read the alignment of a token one step after the token was produced (Transformers only).
         """
         return list(
             require_support(self.task, SupportsTranslate, 'translate').translate(
@@ -73,23 +75,28 @@ class TrainedRun(NamedTuple):
         return require_support(self.task, SupportsClassify, 'classify').classify(self.params, pixels)
 
     def evaluate(self, split: str | None = None) -> dict[str, Any]:
-        """Return all scores of a split, by default the task's; writes samples into the directory of the run."""
+        """Evaluate the run on a split and return its scores; the task writes its samples into the directory of the run.
+
+        split: name of the split; the default split of the task if None.
+        """
         return self.task.evaluate(self.params, split or self.task.default_split)
 
     def attention_maps(self, text: str) -> AttentionMaps:
-        """Return the attention weights of all layers and heads over a text, or over an image: a file, or its number in
-        the test split."""
+        """Return the attention weights of all layers and heads.
+
+        text: the input text, or for an image its file or its number in the test split.
+        """
         return require_support(self.task, SupportsAttend, 'attend').attention_maps(self.params, text)
 
 
 def check_config(config: RunConfig | ConfigDict) -> Task:
-    """Return the task of a config; reads no data.
+    """Check a config without reading data, and return its task.
 
-    Raises UserError for a config that cannot be trained on the devices of this process.
+    Raises UserError if the config is invalid, or cannot be trained on the devices of this process.
     """
     task = tasks.create_task(config)
     task.check()
-    make_setup(task.config, examples=1)  # checks durations and devices, whatever the data
+    make_setup(task.config, examples=1)  # checks durations and devices, which any number of examples can do
     return task
 
 
@@ -98,24 +105,24 @@ def train_run(
     workdir: str | Path,
     **options: Unpack[loop.TrainOptions],
 ) -> dict[str, float]:
-    """Train a config in a directory, from its last checkpoint if it has one; return the last and the best scores.
+    """Train a config in a directory, from its latest checkpoint if it has one; return the last and the best scores.
+
+    If the directory has no checkpoint yet, training starts from the beginning, even if it has a config of another run.
 
     options: as in `attnlab.train.loop.run_training_loop`.
 
-    A run that has no checkpoint yet starts anew, also with another config.
-
-    Raises UserError for a config that cannot be trained, and for a directory that holds checkpoints of another config,
-    before anything is written.
+    Raises UserError if the config cannot be trained, or if the directory has checkpoints of another config; nothing has
+    been written then.
     """
     workdir = Path(workdir)
-    # No process writes before all have read.
-    start = processes.run_in_all(lambda: _prepare(config, workdir, options.get('profile')))
+    # All processes finish reading before one writes.
+    start = processes.run_in_all(lambda: _prepare_start(config, workdir, options.get('profile')))
     task = start.task
     with ExitStack() as stack:
 
         def write() -> None:
-            stack.enter_context(_locked(workdir))
-            if _saved(workdir) != start.saved:
+            stack.enter_context(_lock_directory(workdir))
+            if _read_directory_state(workdir) != start.directory_state:
                 raise UserError(f'{workdir} was trained by another process in the meantime')
             configs.save_config(configs.config_dict(task.config), workdir / 'config.json')
             task.save(workdir)
@@ -124,78 +131,85 @@ def train_run(
         return loop.run_training_loop(task.config, task, workdir, start.params, **options)
 
 
-class _Saved(NamedTuple):
-    """What a directory has of a run: the bytes of its config, and the steps of its checkpoints."""
+class _DirectoryState(NamedTuple):
+    """The bytes of the config in a run's directory, None if there is none, and the steps of its checkpoints."""
 
     config: bytes | None
     steps: list[int]
 
 
 class _Start(NamedTuple):
-    """params: those that training starts from if they are another run's."""
+    """Everything that a training starts from; `params` is None if they do not come from another run."""
 
-    saved: _Saved
+    directory_state: _DirectoryState
     task: Task
     params: Params | None
 
 
-def _prepare(config: RunConfig | ConfigDict, workdir: Path, profile: tuple[int, int] | None) -> _Start:
-    """Check a config, and read the data and all that training starts from; nothing is written."""
+def _prepare_start(config: RunConfig | ConfigDict, workdir: Path, profile: tuple[int, int] | None) -> _Start:
+    """Check a config, and read the data and the start of the training; nothing is written."""
     task = check_config(config)
     checkpoint.checkpoint_folder(workdir)
-    saved, params = _saved(workdir), None
-    if saved.steps:
-        if saved.config is not None:
-            before = load_task(workdir).config
-            configs.check_same_config(configs.config_dict(task.config), configs.config_dict(before))
+    directory_state, params = _read_directory_state(workdir), None
+    if directory_state.steps:
+        if directory_state.config is not None:
+            saved_config = load_task(workdir).config
+            configs.check_same_config(configs.config_dict(task.config), configs.config_dict(saved_config))
         task = tasks.create_task(task.config, workdir)
     elif task.config.start:
-        params = _params_of_start(task)
+        params = _load_start_params(task)
     setup = make_setup(task.config, task.examples)
     memory.check_memory(task, setup)
     if profile is not None and profile[1] > (total := setup.durations.total):
-        raise UserError(f'--profile={profile[0]}..{profile[1]} asks for steps that are not: the run has {total}')
-    return _Start(saved, task, params)
+        raise UserError(f'--profile is {profile[0]}..{profile[1]}; expected steps of the run, which has {total}')
+    return _Start(directory_state, task, params)
 
 
-def _saved(workdir: Path) -> _Saved:
+def _read_directory_state(workdir: Path) -> _DirectoryState:
     config = workdir / 'config.json'
-    return _Saved(config.read_bytes() if config.exists() else None, checkpoint.list_steps(workdir))
+    return _DirectoryState(config.read_bytes() if config.exists() else None, checkpoint.list_steps(workdir))
 
 
 @contextmanager
-def _locked(workdir: Path) -> Iterator[None]:
-    """Make a run's directory and lock it, until this process ends at the latest; UserError if another has locked it."""
+def _lock_directory(workdir: Path) -> Iterator[None]:
+    """Create a run's directory and lock it; the lock ends with the block or with this process.
+
+    Raises UserError if another process has locked it.
+    """
     workdir.mkdir(parents=True, exist_ok=True)
     try:
-        held = files.lock_file(workdir / '.lock')
+        lock = files.lock_file(workdir / '.lock')
     except OSError as error:
-        logging.warning('%s cannot be locked (%s): start no second run there', workdir, error.strerror)
+        logging.warning('%s cannot be locked (%s): do not start a second run there', workdir, error.strerror)
         yield
         return
-    if held is None:
+    if lock is None:
         raise UserError(f'{workdir} is being trained by another process')
-    with held:
+    with lock:
         yield
 
 
-def _params_of_start(task: Task) -> Params:
-    """The parameters of the run that `config.start` names, adapted to this task."""
+def _load_start_params(task: Task) -> Params:
+    """Return the parameters of the run that `config.start` names, adapted to this task, as host arrays."""
     start, name = task.config.start, task.config.task
     source = Path(files.expand_home(start, 'start'))
     if not (source / 'config.json').is_file():
         raise UserError(f'start is {start!r}; expected the directory of a trained run')
-    loaded = load_run(source)
-    if loaded.task.config.task != name:
-        raise UserError(f'start is {start!r}, a run of task {loaded.task.config.task!r}; expected {name!r}')
-    params = require_support(task, SupportsAdapt, 'start from another run').adapt_params(loaded.task, loaded.params)
+    source_run = load_run(source)
+    if source_run.task.config.task != name:
+        raise UserError(f'start is {start!r}, a run of task {source_run.task.config.task!r}; expected {name!r}')
+    adapting_task = require_support(task, SupportsAdapt, 'start from another run')
+    params = adapting_task.adapt_params(source_run.task, source_run.params)
     shapes = jax.eval_shape(tasks.create_task(task.config, source).init, jax.random.key(0))
     checkpoint.check_shapes(f'start {start}', params, shapes)
-    return jax.device_get(params)  # from where they can be put on any devices
+    return jax.device_get(params)  # host arrays can be put on any devices
 
 
 def load_task(workdir: Path) -> Task:
-    """The task of the run in a directory; UserError for a config that no run of this version has."""
+    """Return the task of the run in a directory.
+
+    Raises UserError if there is no config, or if it is not valid in this version.
+    """
     path = workdir / 'config.json'
     config = configs.load_config(path)
     try:
@@ -207,40 +221,42 @@ def load_task(workdir: Path) -> Task:
 
 
 def load_run(workdir: str | Path) -> TrainedRun:
-    """The run in a directory, on one device.
+    """Load the run in a directory, with its parameters on one device.
 
     Raises UserError if it has no checkpoint yet, and RunError if its parameters are not finite.
     """
     workdir = Path(workdir)
-    return _best(load_task(workdir), workdir)
+    return _load_best(load_task(workdir), workdir)
 
 
-def _best(task: Task, workdir: Path, layout: devices.Layout | None = None) -> TrainedRun:
-    """The best parameters of a run, on one device or sharded as a layout says."""
+def _load_best(task: Task, workdir: Path, layout: devices.Layout | None = None) -> TrainedRun:
+    """Load the best parameters of a run, on one device or with the shardings of a layout."""
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     if layout is not None:
-        shapes = layout.stored(shapes)
-    saved = None
+        shapes = layout.stored_shapes(shapes)
+    best = None
     if (workdir / 'checkpoints').is_dir():
         with checkpoint.checkpoint_manager(workdir, read_only=True) as manager:
-            saved = checkpoint.restore_best(manager, shapes)
-    if saved is None:
+            best = checkpoint.restore_best(manager, shapes)
+    if best is None:
         raise UserError(f'{workdir} has no checkpoint yet: train it first')
-    if not jax.jit(precision.all_finite)(saved.params):
-        raise RunError(f'{workdir}: the parameters of step {saved.step} are not all finite')
-    return TrainedRun(task, saved.params, saved.step)
+    if not jax.jit(precision.all_finite)(best.params):
+        raise RunError(f'{workdir}: the parameters of step {best.step} are not all finite')
+    return TrainedRun(task, best.params, best.step)
 
 
 def evaluate_run(workdir: Path, split: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Score a run on a whole split, its task's default if None; write `scores-SPLIT.json` and the task's samples.
+    """Evaluate a run on a whole split, and write `scores-SPLIT.json` and the samples of its task.
 
-    Returns the split's name and the scores, also if nothing can be written in the directory.
+    split: name of the split; the default split of the task if None.
+
+    Returns the name of the split and the scores, also if the directory cannot be written.
     """
     task = load_task(workdir)
     layout = devices.make_evaluation_layout(task.config.train.mesh, task.config.train.batch_size)
-    _, params, step = _best(task, workdir, layout)
+    _, params, step = _load_best(task, workdir, layout)
     split = split or task.default_split
-    scores = layout.use(lambda params: task.evaluate(params, split), params)
+    scores = layout.evaluate(lambda params: task.evaluate(params, split), params)
     scores |= {'step': step, 'parameters': sum(x.size for x in jax.tree.leaves(params))}
     for name, value in scores.items():
         if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Everything that a run's config determines, made in one place before the first step."""
+"""Durations, devices, schedule and optimizer of a run, built from its config before the first step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,46 +15,55 @@ from attnlab.train.step import LossFunction, StepMetrics, TrainState
 
 @dataclass(frozen=True)
 class Setup:
-    """Durations, devices, schedule and optimizer of a run, and the functions of its state that they give."""
+    """Durations, devices, schedule and optimizer of a run, and functions that build its state and its step."""
 
     config: RunConfig
     durations: Durations
     layout: devices.Layout
     schedule: optimizer.Schedule
-    optimize: optimizer.OptimizerFactory
+    make_optimizer: optimizer.OptimizerFactory
 
-    def initial(self, init: Callable[[jax.Array], Params], seed: np.uint32, params: Params | None = None) -> TrainState:
-        """The state before the first step; pure.  init: (key) -> parameters, where `params` is None."""
+    def initial_state(
+        self, init: Callable[[jax.Array], Params], seed: np.uint32, params: Params | None = None
+    ) -> TrainState:
+        """Return the state before the first step; a pure function.
+
+        init: (PRNG key) -> initial parameters; called if `params` is None.
+        """
         scaled = precision.uses_float16(self.config)
-        return step.initial_state(init, self.optimize, seed, params, ema=self.config.train.ema, scaled=scaled)
+        return step.initial_state(init, self.make_optimizer, seed, params, ema=self.config.train.ema, scaled=scaled)
 
-    def compiled(
+    def compile_step(
         self, loss: LossFunction, state: TrainState
     ) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
-        """The training step on the layout's devices.  state: shows the sharding."""
+        """Return the compiled training step for the devices of the layout.
+
+        state: a state with the sharding that the step should take and return.
+        """
         update = step.make_update(
-            loss, self.optimize, self.schedule,
+            loss, self.make_optimizer, self.schedule,
             accumulate=self.config.train.accumulate, ema=self.config.train.ema, layout=self.layout,
         )  # fmt: skip
-        run, numbers = self.layout.compile(update, state), self.layout.start(step.Hyperparameters, *self.numbers)
-        numbers = self.layout.replicate(numbers)
-        return lambda state, batch: run(state, batch, numbers)
+        compiled = self.layout.compile(update, state)
+        hyperparameters = self.layout.initialize(step.Hyperparameters, *self.hyperparameters)
+        hyperparameters = self.layout.replicate(hyperparameters)
+        return lambda state, batch: compiled(state, batch, hyperparameters)
 
     @property
-    def numbers(self) -> step.Hyperparameters:
+    def hyperparameters(self) -> step.Hyperparameters:
         """The arguments of a compiled step that come from the config."""
-        rate, decay = self.config.optimizer.learning_rate, self.config.optimizer.weight_decay
-        return step.Hyperparameters(np.uint32(self.config.seed), np.float32(rate), np.float32(decay))
+        learning_rate, weight_decay = self.config.optimizer.learning_rate, self.config.optimizer.weight_decay
+        return step.Hyperparameters(np.uint32(self.config.seed), np.float32(learning_rate), np.float32(weight_decay))
 
 
 def make_setup(config: RunConfig, examples: int) -> Setup:
-    """Make the setup of a config.
+    """Build the setup of a config.
 
-    examples: training examples, which durations in epochs depend on.
+    examples: number of training examples, for durations in epochs.
 
-    Raises UserError for durations that make no sense and for devices that are not there.
+    Raises UserError for an invalid duration, and if the devices of the mesh do not exist or do not divide the batch.
     """
-    durations = Durations.of(config, examples)
+    durations = Durations.from_config(config, examples)
     rows = config.train.batch_size // config.train.accumulate
     return Setup(
         config,

@@ -1,4 +1,4 @@
-"""Which part of each parameter is on which device of a mesh."""
+"""Sharding of parameters and optimizer state over the axes of a device mesh."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,33 +10,42 @@ from attnlab import parameters
 from attnlab.train import checksum
 
 PARAMETER_AXES = ('fsdp', 'tensor', 'expert')
-"""Mesh axes that divide parameters."""
+"""Mesh axes over which parameters are sharded."""
 
 
 def parameter_spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
-    """How an array of that path and shape lies on a mesh of these sizes; an axis that they do not divide stays whole.
+    """Return the PartitionSpec of an array on a mesh; an axis whose size is not divisible is not sharded.
 
-    A state of the optimizer has the path and the shape of its parameter at its end; a single number is whole.
+    path: path of a parameter, or of an array in the optimizer's state, which ends in that of its parameter.
+    shape: shape of the array; a scalar is replicated.
+    sizes: size of each mesh axis.
 
     Raises:
-      ValueError: for a path that is not in `parameters.PARAMETER_RULES`, and for an array with fewer axes than its row.
+      ValueError: if the path matches no rule of `parameters.PARAMETER_RULES`, or if the array has fewer axes than its
+        rule.
     """
     if not shape:
         return PartitionSpec()
-    row = parameters.find_rule(path)
-    if row is None:
-        raise ValueError(f'no rule says how to divide {path} {shape}; add one to attnlab.parameters.PARAMETER_RULES')
-    if len(row.axes) > len(shape):
-        raise ValueError(f'the rule for {path} has {len(row.axes)} axes; the array has shape {shape}')
-    lead = len(shape) - len(row.axes)
-    fits = lambda size, name: name is not None and sizes.get(name, 1) > 1 and size % sizes[name] == 0
-    parts = (name if fits(size, name) else None for size, name in zip(shape[lead:], row.axes, strict=True))
-    return PartitionSpec(*[None] * lead, *parts)
+    rule = parameters.find_rule(path)
+    if rule is None:
+        raise ValueError(f'no sharding rule matches {path} {shape}; add one to attnlab.parameters.PARAMETER_RULES')
+    if len(rule.axes) > len(shape):
+        raise ValueError(f'the sharding rule for {path} has {len(rule.axes)} axes; the array has shape {shape}')
+    leading = len(shape) - len(rule.axes)
+
+    def is_sharded(size: int, axis: str | None) -> bool:
+        return axis is not None and sizes.get(axis, 1) > 1 and size % sizes[axis] == 0
+
+    axes = [axis if is_sharded(size, axis) else None for size, axis in zip(shape[leading:], rule.axes, strict=True)]
+    return PartitionSpec(*[None] * leading, *axes)
 
 
 def parameter_specs(tree: Any, sizes: Mapping[str, int]) -> Any:
-    """`parameter_spec` for every leaf of a tree of arrays or shapes; any path will do where the mesh divides nothing."""
-    if all(sizes.get(name, 1) == 1 for name in PARAMETER_AXES):
+    """Return the `parameter_spec` of every leaf of a tree of arrays or shapes.
+
+    If no mesh axis of `PARAMETER_AXES` is larger than 1, the leaves need no rule.
+    """
+    if all(sizes.get(axis, 1) == 1 for axis in PARAMETER_AXES):
         return jax.tree.map(lambda x: PartitionSpec(), tree)
     return jax.tree_util.tree_map_with_path(
         lambda keys, x: parameter_spec(checksum.path_string(keys), x.shape, sizes), tree

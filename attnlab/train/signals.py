@@ -1,4 +1,4 @@
-"""A wish to stop, noticed between two steps."""
+"""Handling of SIGTERM and SIGINT, which are acted on between two steps."""
 
 import os
 import signal
@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 StopCheck = Callable[[int], int | None]
-"""Asked once a step, with its number: the signal that wants the run to stop behind it, or None."""
+"""Called after each step with the number of the step; returns the signal that should stop the run there, or None."""
 
 _REPORTS: list[Callable[[int], None]] = []
 
 
 @contextmanager
 def report_signals(report: Callable[[int], None]) -> Iterator[None]:
-    """Calls `report` with the number of each signal that `catch_stop_signals` receives, also one that stops no run any more."""
+    """Call `report` with the number of each signal that `catch_stop_signals` receives.
+
+    A signal is also reported if it comes too late to stop a run.
+    """
     _REPORTS.append(report)
     try:
         yield
@@ -24,46 +27,50 @@ def report_signals(report: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def catch_stop_signals() -> Iterator[StopCheck]:
-    """What tells which of SIGTERM and SIGINT has come, None until then; a second one acts as it always does.
+    """Catch the first SIGTERM or SIGINT; yield a function that returns its number, or None before it comes.
 
-    One that the process was started to ignore, as by nohup or behind an &, stays ignored.  Outside of the main thread,
-    where Python hands out no signals, it is always None.
+    A second signal has its usual effect.  A signal that is ignored when this is called (after nohup, or in a background
+    job of a shell) stays ignored.  In a thread other than the main one, where Python does not deliver signals, the
+    function always returns None.
     """
-    came: list[int] = []
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda step: None
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    previous_handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous_handlers = {
+        number: handler for number, handler in previous_handlers.items() if handler is not signal.SIG_IGN
+    }
 
     def restore() -> None:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
-    def note(number: int, frame: object) -> None:
-        came.append(number)
+    def handle_signal(number: int, frame: object) -> None:
+        received.append(number)
         for report in _REPORTS:
             report(number)
         restore()
 
-    for number in before:
-        signal.signal(number, note)
+    for number in previous_handlers:
+        signal.signal(number, handle_signal)
     try:
-        yield lambda step: came[0] if came else None
+        yield lambda step: received[0] if received else None
     finally:
         restore()
 
 
 @contextmanager
 def catch_shared_stop_signals() -> Iterator[StopCheck]:
-    """As `catch_stop_signals` for the processes of one run: a signal to any of them is SIGTERM in all, behind the same step.
+    """Do as `catch_stop_signals` for a run of several processes.
 
-    It needs the preemption service of `jax.distributed`, which has taken SIGTERM for itself.
+    A signal to any process stops all of them after the same step, as SIGTERM.  This needs the preemption service of
+    `jax.distributed`, which has its own handler for SIGTERM.
     """
     from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-    before = signal.signal(signal.SIGINT, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
+    previous_handler = signal.signal(signal.SIGINT, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     try:
         yield lambda step: signal.SIGTERM if reached_preemption_sync_point(step) else None
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)

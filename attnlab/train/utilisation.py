@@ -1,4 +1,4 @@
-"""How much of what the devices could do a run does: model FLOP utilisation (Chowdhery et al. 2022, appendix B)."""
+"""Model FLOP utilisation: the share of the devices' peak that a run reaches (Chowdhery et al. 2022, appendix B)."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from attnlab.tasks.task import Batch, Params
 from attnlab.train.cost import product_flops
 
 PEAK_FLOPS = {
-    # Dense products of bfloat16; datasheets that name the number "with sparsity" have twice as much.
+    # Dense matrix products in bfloat16.  Numbers "with sparsity" in the datasheets are twice as large.
     # www.nvidia.com: A100, H100, H200 and L4 Tensor Core GPU datasheets.
     'NVIDIA A100-SXM4-40GB': 312e12,
     'NVIDIA A100-SXM4-80GB': 312e12,
@@ -32,26 +32,29 @@ PEAK_FLOPS = {
     'TPU v6 lite': 918e12,
     'TPU v6e': 918e12,
 }
-"""Floating-point operations a second of a device, by what JAX calls its kind."""
+"""Peak floating-point operations per second of one device, by the `device_kind` of JAX."""
 
 
 BatchShape = tuple[jax.tree_util.PyTreeDef, tuple[tuple[tuple[int, ...], np.dtype], ...]]
-"""The structure of a batch, and shape and dtype of each of its arrays."""
+"""The tree structure of a batch, and the shape and dtype of each of its arrays."""
 
 
 def peak_flops(count: int, kind: str) -> float | None:
-    """Of so many devices; None where it is not known, as for CPUs, whose makers name none."""
+    """Return the peak of `count` devices; None if it is not known, as for CPUs, whose makers publish none."""
     return count * PEAK_FLOPS[kind] if kind in PEAK_FLOPS else None
 
 
 def model_flops(loss: Callable[..., Any], params: Params, *shapes: Any) -> int:
-    """Operations of all products of a loss and its gradient by `params`, from shapes; what remat computes again counts
-    once.
+    """Return the operations of all matrix products of a loss and its gradient with respect to `params`.
 
-    The products are counted in the tangent of the loss, which for each of its products has two, as the gradient has.
+    Computed from shapes.  Products that remat computes again count once: they are counted in the tangent of the loss,
+    which like the gradient has two products for each product of the loss, and which remat does not change.
+
+    loss: (params, *arrays) -> scalar.
 
     Raises:
-      ValueError, TypeError: as `attnlab.train.cost.product_flops`, and for functions that have a gradient alone.
+      ValueError, TypeError: as `attnlab.train.cost.product_flops`, and for functions that have a gradient and no
+        tangent.
     """
 
     def tangent(params: Params, *args: Any) -> Any:
@@ -63,28 +66,36 @@ def model_flops(loss: Callable[..., Any], params: Params, *shapes: Any) -> int:
 def make_flops_counter(
     loss: Callable[[Params, Batch, jax.Array], LossSums], params: Params, mapped: bool
 ) -> Callable[[BatchShape], float]:
-    """`model_flops` of a step by the shape of its batch, each counted once; NaN where they cannot be counted.
+    """Return a function from the shape of a batch to the `model_flops` of its step; NaN if they cannot be counted.
 
-    loss: (params, batch, key) -> sums.  mapped: parameters and batches have an axis of devices in front.
+    Each shape is counted once and then cached.
+
+    loss: (params, batch, PRNG key) -> loss sums.
+    mapped: whether parameters and batches have a leading device axis.
     """
-    whole = lambda x: jax.ShapeDtypeStruct(x.shape[1:] if mapped else x.shape, x.dtype)
-    rows = lambda size: (math.prod(size[:2]), *size[2:]) if mapped else size
-    params = jax.tree.map(whole, params)
-    total = lambda params, batch, rng: loss(params, batch, rng).total
+
+    def unmapped_shape(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape[1:] if mapped else x.shape, x.dtype)
+
+    def merge_device_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (math.prod(shape[:2]), *shape[2:]) if mapped else shape
+
+    params = jax.tree.map(unmapped_shape, params)
+    total_loss = lambda params, batch, rng: loss(params, batch, rng).total
 
     @functools.cache
-    def of(shape: BatchShape) -> float:
-        tree, leaves = shape
-        batch = tree.unflatten(jax.ShapeDtypeStruct(rows(size), dtype) for size, dtype in leaves)
+    def count_flops(batch_shape: BatchShape) -> float:
+        tree, leaves = batch_shape
+        batch = tree.unflatten(jax.ShapeDtypeStruct(merge_device_axis(shape), dtype) for shape, dtype in leaves)
         try:
-            return float(model_flops(total, params, batch, jax.eval_shape(jax.random.key, 0)))
-        except (ValueError, TypeError, NotImplementedError):  # a kernel that does not show its products
+            return float(model_flops(total_loss, params, batch, jax.eval_shape(jax.random.key, 0)))
+        except (ValueError, TypeError, NotImplementedError):  # raised for a kernel whose products cannot be counted
             return math.nan
 
-    return of
+    return count_flops
 
 
 def batch_shape(batch: Batch) -> BatchShape:
-    """The shape of a batch, to look things up by."""
+    """Return the shape of a batch, which can be a dictionary key."""
     leaves, tree = jax.tree.flatten(batch)
     return tree, tuple((x.shape, x.dtype) for x in leaves)

@@ -110,7 +110,7 @@ def states_around_one_step(model, inputs):
 def test_x64_does_not_change_the_dtypes_of_parameters_and_optimizer_state(name):
     with jax.enable_x64(True):
         before, after = states_around_one_step(*MODELS[name])
-    dtypes = {x.dtype.name for x in jax.tree.leaves((before.params, before.average))}
+    dtypes = {x.dtype.name for x in jax.tree.leaves((before.params, before.ema_params))}
     assert dtypes == {'float32'}
     assert {x.dtype.name for x in jax.tree.leaves(before)} == {'float32', 'int32'}
     assert jax.tree.map(lambda x: x.dtype, before) == jax.tree.map(lambda x: x.dtype, after)

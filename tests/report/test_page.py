@@ -150,7 +150,7 @@ def test_damaged_lines_of_metrics_are_left_out(tmp_path, caplog):
     path = folder / 'metrics.jsonl'
     path.write_bytes(b'\xff\xfe\n5\n' + path.read_bytes())
     page.write_run_page(folder)
-    assert caplog.messages == [f'{path}: left out 2 lines that are no records, the first is line 1']
+    assert caplog.messages == [f'{path}: left out 2 lines that are not valid records, first line 1']
 
 
 def test_page_size_is_limited_and_the_number_of_samples_left_out_is_given(tmp_path, monkeypatch):

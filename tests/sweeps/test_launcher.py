@@ -102,7 +102,7 @@ def test_a_signal_stops_the_command_but_not_the_jobs(monkeypatch, experiment, tm
     argv = ['sweep', f'--config={experiment(TRAINED)}', f'--workdir={tmp_path}/new', '--sweep=more', '--launcher=local']
     assert cli.main(argv) == 130
     assert 'the submitted jobs continue' in caplog.text
-    assert capsys.readouterr().err == 'attnlab: SIGINT: stopped; the same command goes on from there\n'
+    assert capsys.readouterr().err == 'attnlab: SIGINT: stopped; run the same command again to continue\n'
 
 
 @pytest.mark.parametrize(('options', 'line'), [

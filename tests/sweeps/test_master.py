@@ -71,5 +71,5 @@ def test_a_signal_while_the_page_is_written_is_reported_in_one_line(tmp_path, mo
     argv = ['sweep', '--config=experiments/a.py', f'--workdir={folder}', '--sweep=rates']
     before = signal.getsignal(number)
     assert cli.main(argv) == 128 + number
-    assert capsys.readouterr().err == f'attnlab: {number.name}: stopped; the same command goes on from there\n'
+    assert capsys.readouterr().err == f'attnlab: {number.name}: stopped; run the same command again to continue\n'
     assert signal.getsignal(number) == before

@@ -120,7 +120,7 @@ def test_a_signal_in_the_last_step_of_a_point_stops_the_sweep(trainer, sweep, tm
     with pytest.raises(Stopped) as caught:
         work()
     assert caught.value.code == 128 + number
-    assert str(caught.value) == f'{number.name}: stopped; the same command goes on from there'
+    assert str(caught.value) == f'{number.name}: stopped; run the same command again to continue'
     assert [row.status for row in sweep_files.read_sweep(tmp_path / 'sweep').rows if row.status != 'waiting'] == [
         'done'
     ] * 2

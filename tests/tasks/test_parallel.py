@@ -94,16 +94,16 @@ def validate(config, mesh, programs):
     """Return the validation scores of random parameters, and the operations of one device in all programs."""
     task = create_task(config)
     layout = devices.make_layout('jit', mesh, rows=16)
-    shapes = layout.stored(jax.eval_shape(task.init, jax.random.key(0)))
+    shapes = layout.stored_shapes(jax.eval_shape(task.init, jax.random.key(0)))
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: jax.device_put(random_parameter(path, x), x.sharding), shapes
     )
     programs.clear()
-    scores = layout.use(task.validate, params)
+    scores = layout.evaluate(task.validate, params)
     assert all(x.is_fully_replicated for *_, result in programs for x in jax.tree.leaves(result))
     # Each combination of program and shapes once.
     distinct = {repr(jax.tree.map(np.shape, (id(program), *args))): (program, args) for program, args, _ in programs}
-    costs = layout.use(
+    costs = layout.evaluate(
         lambda _: [program.lower(*args).compile().cost_analysis() for program, args in distinct.values()], params
     )
     return scores, sum(cost['flops'] for cost in costs)

@@ -1,4 +1,4 @@
-"""What a run may cost: programs compiled and memory kept."""
+"""Limits of a run: number of compiled programs, and growth of memory."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# 200 steps over sentences of all lengths: counts the programs of the training step, and the memory on the way.
+# 200 steps over sentences of all lengths: counts compilations of the training step, and measures memory during the run.
 DRIVER = """
 import json, logging, sys
 from pathlib import Path
@@ -29,13 +29,13 @@ logging.getLogger('jax').addHandler(Counter())
 def pages():
     return int(Path('/proc/self/statm').read_text().split()[1])
 
-def counted(task, step, rows=slice(None)):
+def recorded_batch(task, step, rows=slice(None)):
     resident[step] = pages()
-    made = batch(task, step, rows)
-    shapes.add(made['source'].shape)
-    return made
+    arrays = batch(task, step, rows)
+    shapes.add(arrays['source'].shape)
+    return arrays
 
-AlignTask.batch = counted
+AlignTask.batch = recorded_batch
 changes = {'train__duration': '200 steps', 'train__eval_every': '50 steps', 'data__widths': '8,12,16,20'}
 run.train_run(tiny_grammar_config(**changes), Path(sys.argv[1]))
 print(json.dumps([len(compiled), len(shapes), resident[60], resident[199]]))
@@ -43,7 +43,7 @@ print(json.dumps([len(compiled), len(shapes), resident[60], resident[199]]))
 
 
 @pytest.mark.slow
-def test_one_program_for_each_width_and_no_growth(tmp_path):
+def test_one_compilation_for_each_batch_width_and_constant_memory(tmp_path):
     done = subprocess.run([sys.executable, '-c', DRIVER, str(tmp_path / 'run')], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     compiled, widths, early, late = json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""What models cost, from their shapes: the published numbers of published models."""
+"""Costs of models from their shapes: published parameter counts, and hand-computed operations."""
 
 import re
 import resource
@@ -34,22 +34,21 @@ PUBLISHED = {
 
 @pytest.fixture(scope='module')
 def rows(tmp_path_factory):
-    """Quantities of an experiment by name, each counted once."""
-    folder, found = tmp_path_factory.mktemp('text'), {}
+    """Return a function (experiment) -> its costs by name, which counts each experiment once."""
+    folder, costs = tmp_path_factory.mktemp('text'), {}
     (folder / 'input.txt').write_text('\n'.join(LINES))
 
-    def of(experiment):
-        if experiment not in found:
-            where = [('data.folder', str(folder)), ('model.layers', '2')] if 'shakespeare' in experiment else []
-            where += [('model.experts_per_token', '2')] if 'experts' in experiment else []
+    def count_experiment(experiment):
+        if experiment not in costs:
+            overrides = [('data.folder', str(folder)), ('model.layers', '2')] if 'shakespeare' in experiment else []
+            overrides += [('model.experts_per_token', '2')] if 'experts' in experiment else []
             start = time.monotonic()
-            found[experiment] = {
-                each.name: each for each in count.count_costs(configs.load_experiment(experiment, where))[1]
-            }
+            config = configs.load_experiment(experiment, overrides)
+            costs[experiment] = {row.name: row for row in count.count_costs(config)[1]}
             assert time.monotonic() - start < 60
-        return found[experiment]
+        return costs[experiment]
 
-    return of
+    return count_experiment
 
 
 def parameters(experiment, layers=None, **changes):
@@ -60,107 +59,111 @@ def parameters(experiment, layers=None, **changes):
 
 
 @pytest.mark.parametrize('experiment', PUBLISHED)
-def test_published_models_have_as_many_parameters_as_published(experiment):
+def test_parameter_counts_of_published_models(experiment):
     assert parameters(experiment) == PUBLISHED[experiment]
     assert f'{PUBLISHED[experiment]:,}' in Path(experiment.split(':')[0]).read_text()
 
 
-def test_no_large_model_is_missing_above():
-    first = {str(path): path.read_text().split('\n')[0] for path in Path('experiments').rglob('*.py')}
-    named = {path for path, line in first.items() if re.search('[0-9] parameters', line)}
+def test_every_experiment_that_names_its_parameter_count_is_tested():
+    first_lines = {str(path): path.read_text().split('\n')[0] for path in Path('experiments').rglob('*.py')}
+    named = {path for path, line in first_lines.items() if re.search('[0-9] parameters', line)}
     assert named == {experiment.split(':')[0] for experiment in PUBLISHED}
 
 
-def test_layers_are_alike_and_the_rest_is_in_none(rows):
+def test_layers_and_rest_sum_to_the_whole(rows):
     for experiment, layers in ((GPT3, 96), (SHAKESPEARE, 2), (f'{SHAKESPEARE}:experts', 2)):
-        names = rows(experiment)
-        assert len(names) >= 8
-        for each in names.values():
-            assert each.layer * layers + each.rest == pytest.approx(each.whole, rel=1e-12), each.name
+        costs = rows(experiment)
+        assert len(costs) >= 8
+        for row in costs.values():
+            assert row.layer * layers + row.rest == pytest.approx(row.whole, rel=1e-12), row.name
 
 
-def test_gpt3_by_hand_in_little_time_and_memory(rows):
-    by = rows(GPT3)  # 650 GiB, if it were allocated
+def test_costs_of_gpt3_match_hand_computed_values(rows):
+    costs = rows(GPT3)  # the parameters alone would be 650 GiB
     D, L, V, T = 12288, 96, 50257, 2048
     forward = 2 * T * (12 * D * D) + 4 * T * T * D
-    assert by['FLOP, forward'].layer == forward and by['FLOP, forward'].rest == 2 * T * D * V
-    # Full remat computes a block once more on the way back, all but its last product.
-    assert by['FLOP, with backward'].layer == 4 * forward - 2 * T * 4 * D * D
-    assert by['parameters'].whole - by['  without embeddings'].whole == (V + T) * D
-    assert by['key-value cache'].whole == L * 2 * T * D * 2  # bfloat16
-    assert by['activations'].layer == T * D * 2  # what comes in
+    assert costs['FLOP, forward'].layer == forward and costs['FLOP, forward'].rest == 2 * T * D * V
+    # In the backward pass, full remat computes all products of a block again but the last.
+    assert costs['FLOP, forward and backward'].layer == 4 * forward - 2 * T * 4 * D * D
+    assert costs['parameters'].whole - costs['  without embeddings'].whole == (V + T) * D
+    assert costs['key-value cache'].whole == L * 2 * T * D * 2  # bfloat16
+    assert costs['activations'].layer == T * D * 2  # the input of the layer
 
 
-# XLA also counts what is done to each element, 2 T^2 heads of it in a softmax: never less than products alone.  It is
-# the larger a part the narrower the model; a GPT-3 layer has 12 D^2 products a token, D of them for each element.
-@pytest.mark.parametrize(('experiment', 'above'), [(GPT3, 0.05), (SHAKESPEARE, 0.1)])
-def test_the_compiler_counts_a_little_more(rows, experiment, above):
-    by = rows(experiment)
-    for name in ('forward', 'with backward'):
-        ours, theirs = by[f'FLOP, {name}'], by[f"  the compiler's, {name}"]
-        assert ours.layer <= theirs.layer <= (1 + above) * ours.layer
-        assert ours.whole <= theirs.whole <= (1 + above) * ours.whole
-        assert ours.rest <= theirs.rest
+# XLA also counts elementwise operations, such as 2 T^2 for each head in a softmax, so its estimate is never below the
+# products.  Their share is larger in narrower models: a GPT-3 layer has 12 D^2 products for each token, 12 D for each
+# of its D elements.
+@pytest.mark.parametrize(('experiment', 'excess'), [(GPT3, 0.05), (SHAKESPEARE, 0.1)])
+def test_xla_estimate_is_slightly_larger(rows, experiment, excess):
+    costs = rows(experiment)
+    for name in ('forward', 'forward and backward'):
+        products, estimate = costs[f'FLOP, {name}'], costs[f'  XLA estimate, {name}']
+        assert products.layer <= estimate.layer <= (1 + excess) * products.layer
+        assert products.whole <= estimate.whole <= (1 + excess) * products.whole
+        assert products.rest <= estimate.rest
 
 
-def test_experts_have_all_parameters_and_an_active_share_of_the_work(rows):
+def test_experts_count_all_parameters_and_only_active_flops(rows):
     dense, experts = rows(SHAKESPEARE), rows(f'{SHAKESPEARE}:experts')
     D, E, A, T = 128, 4, 2, 64
     mlp, router = 2 * D * 4 * D, D * E
-    more = {name: experts[name].layer - dense[name].layer for name in dense}
-    assert more['parameters'] == (E - 1) * mlp + router
-    assert experts['  active a token'].layer - dense['parameters'].layer == (A - 1) * mlp + router
-    assert more['FLOP, forward'] == 2 * T * ((A - 1) * mlp + router)
-    assert more['FLOP, with backward'] == 3 * more['FLOP, forward']
+    difference = {name: experts[name].layer - dense[name].layer for name in dense}
+    assert difference['parameters'] == (E - 1) * mlp + router
+    assert experts['  active per token'].layer - dense['parameters'].layer == (A - 1) * mlp + router
+    assert difference['FLOP, forward'] == 2 * T * ((A - 1) * mlp + router)
+    assert difference['FLOP, forward and backward'] == 3 * difference['FLOP, forward']
     assert experts['parameters'].rest == dense['parameters'].rest
-    assert more['key-value cache'] == 0
+    assert difference['key-value cache'] == 0
 
 
-def test_mixtral_by_hand():
+def test_active_parameters_of_mixtral():
     experiment, D, F, L = f'{LANGUAGE}/mixtral_8x7b.py', 4096, 14336, 32
     config = configs.load_experiment(experiment)
     params = tasks.create_task(config).outline(None, False).params
-    assert count._size(params, 'expert', 2 / 8) == 12_879_925_248
+    assert count._weighted_size(params, 'expert', 2 / 8) == 12_879_925_248
     assert parameters(experiment, 2) - parameters(experiment, 1) == 8 * 3 * D * F + 8 * D + 2 * D * D * 5 // 4 + 2 * D
-    assert count._size(params, 'expert', 0) == 46_702_792_704 - L * 8 * 3 * D * F
+    assert count._weighted_size(params, 'expert', 0) == 46_702_792_704 - L * 8 * 3 * D * F
 
 
-def test_gated_layers_have_as_many_parameters(tmp_path):
+def test_swiglu_has_about_as_many_parameters_as_gelu(tmp_path):
     (tmp_path / 'input.txt').write_text('\n'.join(LINES))
     gelu, swiglu = (parameters(name, data__folder=tmp_path) for name in (SHAKESPEARE, f'{SHAKESPEARE}:swiglu'))
     assert gelu != swiglu == pytest.approx(gelu, rel=0.01)
 
 
-def test_the_recurrent_model_has_no_layers_alike(rows):
-    by = rows(f'{ALIGN}/grammar_gru.py')
-    assert {each.layer for each in by.values()} == {each.rest for each in by.values()} == {None}
-    assert by['parameters'].whole - by['  without embeddings'].whole == 2 * 2000 * 64 and 'key-value cache' not in by
+def test_recurrent_model_has_no_cost_per_layer(rows):
+    costs = rows(f'{ALIGN}/grammar_gru.py')
+    assert {row.layer for row in costs.values()} == {row.rest for row in costs.values()} == {None}
+    assert (
+        costs['parameters'].whole - costs['  without embeddings'].whole == 2 * 2000 * 64
+        and 'key-value cache' not in costs
+    )
 
 
-def test_a_translation_costs_what_its_training_does():
-    """The maps that `read` gives are of dense attention; a Transformer in training keeps none of that size."""
+def test_activations_of_translation_grow_linearly_with_length():
+    """A Transformer in training saves no attention weights, whose size would grow quadratically."""
     activations = []
     for T in (256, 512, 1024):
-        where = [('data.widths', f'{T}'), ('model.context', '2048'), ('model.implementation', 'blockwise')]
-        config = configs.load_experiment(f'{ALIGN}/transformer_base.py', where)
+        overrides = [('data.widths', f'{T}'), ('model.context', '2048'), ('model.implementation', 'blockwise')]
+        config = configs.load_experiment(f'{ALIGN}/transformer_base.py', overrides)
         outline = tasks.create_task(config).outline(1, False)
         activations.append(saved_bytes(outline.forward, outline.params, *outline.batch))
     assert activations[2] - activations[1] == pytest.approx(2 * (activations[1] - activations[0]), rel=0.01)
 
 
-def test_the_table(monkeypatch, capsys):
+def test_count_command_prints_the_table(monkeypatch, capsys):
     rows = [
         count.CostRow('parameters', 1000.0, 23.0, 4023.0, ''),
         count.CostRow('activations', None, None, 3 * 2.0**30, 'B'),
     ]
     monkeypatch.setattr(count, 'count_costs', lambda config: ('8 tokens', rows))
     assert cli.main(['count', f'--config={SHAKESPEARE}']) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert head.startswith('one row: 8 tokens') and head.split()[-5:] == ['each', 'layer', 'the', 'rest', 'all']
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.startswith('one row: 8 tokens') and header.split()[-5:] == ['each', 'layer', 'the', 'rest', 'all']
     assert [line.split() for line in lines] == [
         ['parameters', '1,000', '23', '4,023'], ['activations', '3.0', 'GiB']
     ]  # fmt: skip
-    assert {len(line) for line in lines} == {len(head)}
+    assert {len(line) for line in lines} == {len(header)}
 
 
 @pytest.mark.parametrize(('override', 'message'), [
@@ -173,8 +176,8 @@ def test_the_table(monkeypatch, capsys):
     ('data.vocabulary=characters data.vocabulary_size=0', 'data.path is empty; expected a path: --config.data.path='),
     ('task=languages', "task is 'languages'; expected 'align', 'language' or 'vision'"),
 ])  # fmt: skip
-def test_a_model_that_cannot_be_is_refused_in_one_line(capsys, as_used, override, message):
-    overrides = [f'--config.{each}' for each in override.split()]
+def test_count_command_refuses_invalid_config_in_one_line(capsys, as_used, override, message):
+    overrides = [f'--config.{change}' for change in override.split()]
     assert cli.main(['count', f'--config={LANGUAGE}/gpt2_small.py', *overrides]) == 2
     out, error = capsys.readouterr()
     assert out == '' and error.startswith(f'attnlab: {message}') and error.count('\n') == 1
@@ -182,11 +185,11 @@ def test_a_model_that_cannot_be_is_refused_in_one_line(capsys, as_used, override
 
 @pytest.mark.slow
 @pytest.mark.parametrize('positions', ['learned', 'rotary'])
-def test_a_context_that_no_memory_holds_is_counted(tmp_path, positions):
-    """A matrix of all pairs has 2^63 elements and more: the compiler's account is left empty."""
+def test_context_too_long_for_any_memory_is_counted(tmp_path, positions):
+    """The matrix of all pairs has 2^63 elements or more: the estimate of XLA is left empty."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     config = tiny_language_config(tmp_path, model__heads=4, model__context=2 * 10**9, model__positions=positions)
-    found = {row.name.strip(): row.whole for row in count.count_costs(config)[1]}
-    assert found["the compiler's, forward"] is None and found['FLOP, forward'] > 10**20
-    assert (found['parameters'] > 16 * 2 * 10**9) == (positions == 'learned')
+    costs = {row.name.strip(): row.whole for row in count.count_costs(config)[1]}
+    assert costs['XLA estimate, forward'] is None and costs['FLOP, forward'] > 10**20
+    assert (costs['parameters'] > 16 * 2 * 10**9) == (positions == 'learned')
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # kilobytes: 1 GiB

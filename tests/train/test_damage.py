@@ -1,4 +1,4 @@
-"""Whatever stands in the folder of checkpoints: the newest that is whole is found, and said what is passed over."""
+"""Damaged and stray files in the folder of checkpoints: the newest intact step is restored, skipped ones are logged."""
 
 import json
 import shutil
@@ -17,8 +17,8 @@ OPTIMIZE = optax.adam(1e-3)
 
 
 def params(step):
-    drawn = np.random.default_rng(step).normal(size=(40, 7)).astype(np.float32)
-    return {'layer': {'kernel': jnp.asarray(drawn), 'bias': jnp.full(7, step, jnp.bfloat16)}}
+    kernel = np.random.default_rng(step).normal(size=(40, 7)).astype(np.float32)
+    return {'layer': {'kernel': jnp.asarray(kernel), 'bias': jnp.full(7, step, jnp.bfloat16)}}
 
 
 def saved(step):
@@ -31,7 +31,7 @@ def shapes():
 
 @pytest.fixture(scope='module')
 def healthy(tmp_path_factory):
-    """Steps 1 and 2."""
+    """A directory with the checkpoints of steps 1 and 2."""
     workdir = tmp_path_factory.mktemp('healthy')
     with checkpoint.checkpoint_manager(workdir) as manager:
         for step in (1, 2):
@@ -49,103 +49,106 @@ def latest(workdir):
         return checkpoint.restore_latest(manager, *shapes())
 
 
-def passed_over(workdir, caplog):
-    """What is said of step 2 when step 1 is what is found, bit for bit."""
+def skip_reason(workdir, caplog):
+    """Assert that step 1 is restored bit for bit; return the logged reason for skipping step 2."""
     caplog.clear()
-    found = latest(workdir)
-    assert found.step == 1 and found.progress == saved(1).progress
-    jax.tree.map(np.testing.assert_array_equal, found, saved(1))
+    restored = latest(workdir)
+    assert restored.step == 1 and restored.progress == saved(1).progress
+    jax.tree.map(np.testing.assert_array_equal, restored, saved(1))
     [line] = caplog.messages
-    assert line.startswith('checkpoint of step 2 is damaged and passed over: ') and '\n' not in line
-    return line.removeprefix('checkpoint of step 2 is damaged and passed over: ')
+    assert line.startswith('checkpoint of step 2 is damaged and skipped: ') and '\n' not in line
+    return line.removeprefix('checkpoint of step 2 is damaged and skipped: ')
 
 
 def files(workdir):
     return sorted(path for path in (workdir / 'checkpoints' / '2').rglob('*') if path.is_file())
 
 
-def outcome(workdir, path, content, caplog):
-    """The step found when a file has another content, or is missing: 2 as it was saved, or 1 and a line."""
-    right = path.read_bytes()
+def restore_after_change(workdir, path, content, caplog):
+    """Return the step that is restored if a file has other content, or is missing if `content` is None.
+
+    Assert that it is step 2 as it was saved, or step 1 and one log line.
+    """
+    original = path.read_bytes()
     path.unlink()
     if content is not None:
         path.write_bytes(content)
     caplog.clear()
-    found = latest(workdir)
-    path.write_bytes(right)
-    jax.tree.map(np.testing.assert_array_equal, found, saved(found.step))
+    restored = latest(workdir)
+    path.write_bytes(original)
+    jax.tree.map(np.testing.assert_array_equal, restored, saved(restored.step))
     lines = caplog.messages
-    assert len(lines) == (found.step == 1) and all('\n' not in line for line in lines)
-    assert all(line.startswith('checkpoint of step 2 is damaged and passed over: ') for line in lines)
-    return found.step
+    assert len(lines) == (restored.step == 1) and all('\n' not in line for line in lines)
+    assert all(line.startswith('checkpoint of step 2 is damaged and skipped: ') for line in lines)
+    return restored.step
 
 
-def test_whole(workdir, caplog):
-    found = latest(workdir)
-    assert found.step == 2 and not caplog.records
-    jax.tree.map(np.testing.assert_array_equal, found, saved(2))
+def test_intact_checkpoint_is_restored(workdir, caplog):
+    restored = latest(workdir)
+    assert restored.step == 2 and not caplog.records
+    jax.tree.map(np.testing.assert_array_equal, restored, saved(2))
 
 
 @pytest.mark.parametrize('kind', ['empty', 'cut off', 'missing'])
-def test_each_file_of_the_newest_step(workdir, kind, caplog):
-    found = {}
+def test_damage_to_each_file_of_the_newest_step(workdir, kind, caplog):
+    steps = {}
     for path in files(workdir):
         content = path.read_bytes()
-        less = {'empty': b'', 'cut off': content[: len(content) // 2], 'missing': None}[kind]
-        found[path] = outcome(workdir, path, less, caplog)
-    needed = [path for path, step in found.items() if step == 1]
+        damaged = {'empty': b'', 'cut off': content[: len(content) // 2], 'missing': None}[kind]
+        steps[path] = restore_after_change(workdir, path, damaged, caplog)
+    needed = [path for path, step in steps.items() if step == 1]
     names = {str(path.relative_to(workdir / 'checkpoints' / '2')) for path in needed}
     assert {'progress/metadata', 'params/manifest.ocdbt', 'optimizer/manifest.ocdbt'} <= names
     data = [path for path in files(workdir) if path.parent.name == 'd']
-    assert max(data, key=lambda path: path.stat().st_size) in needed  # that with the kernel
+    assert max(data, key=lambda path: path.stat().st_size) in needed  # the file with the kernel
     assert latest(workdir).step == 2
 
 
 def test_one_flipped_bit_in_each_file_of_the_newest_step(workdir, caplog):
-    for at, path in enumerate(files(workdir)):
-        for place in (0, 0.3, 0.5, 0.8):
+    for number, path in enumerate(files(workdir)):
+        for position in (0, 0.3, 0.5, 0.8):
             changed = bytearray(path.read_bytes())
-            changed[int(place * len(changed))] ^= 1 << at % 8
-            step = outcome(workdir, path, changed, caplog)
+            changed[int(position * len(changed))] ^= 1 << number % 8
+            step = restore_after_change(workdir, path, changed, caplog)
             assert step == 1 or path.name != 'metadata'
 
 
-def test_each_bit_of_an_array(workdir, caplog, monkeypatch):
-    """Read from a whole file, and wrong all the same: told by the name of the array."""
-    real, at = checkpoint._read, 0
+def test_each_flipped_bit_of_an_array_is_detected(workdir, caplog, monkeypatch):
+    """The file is intact and the array read from it is wrong: the reason names the array."""
+    read_arrays, bit = checkpoint._read_arrays, 0
 
-    def flipped(folder, tree):
-        arrays = real(folder, tree)
+    def read_with_flipped_bit(folder, tree):
+        arrays = read_arrays(folder, tree)
         if folder.parts[-2:] == ('2', 'params'):
             bits = np.asarray(arrays['layer']['bias']).view(np.uint16).copy()
-            bits[at // 16] ^= 1 << at % 16
+            bits[bit // 16] ^= 1 << bit % 16
             arrays['layer']['bias'] = jnp.asarray(bits.view(jnp.bfloat16))
         return arrays
 
-    monkeypatch.setattr(checkpoint, '_read', flipped)
-    for at in range(7 * 16):  # noqa: B007  (read in flipped)
-        why = passed_over(workdir, caplog)
-        assert why == 'params/layer/bias does not have the checksum that it was saved with'
+    monkeypatch.setattr(checkpoint, '_read_arrays', read_with_flipped_bit)
+    for bit in range(7 * 16):  # noqa: B007  (used in read_with_flipped_bit)
+        reason = skip_reason(workdir, caplog)
+        assert reason == 'params/layer/bias does not have the checksum that it was saved with'
 
 
 @pytest.mark.parametrize('item', ['params', 'optimizer', 'progress'])
-def test_a_missing_item(workdir, item, caplog):
+def test_missing_item_is_detected(workdir, item, caplog):
     shutil.rmtree(workdir / 'checkpoints' / '2' / item)
-    passed_over(workdir, caplog)
+    skip_reason(workdir, caplog)
 
 
-def test_a_progress_that_says_something_else(workdir, caplog):
-    """Still JSON, and every array as it was."""
+def test_changed_progress_is_detected(workdir, caplog):
+    """The file is still JSON, and every array is unchanged."""
     path = workdir / 'checkpoints' / '2' / 'progress' / 'metadata'
     for old, new in [('"best": 0.5', '"best": 0.7'), ('"waited": 0', '"waited": 8'), ('"waited"', '"waitec"')]:
         content = path.read_bytes()
         path.write_bytes(content.replace(old.encode(), new.encode()))
-        assert 'checksum' in passed_over(workdir, caplog) and path.read_bytes() != content
+        assert 'checksum' in skip_reason(workdir, caplog) and path.read_bytes() != content
         path.write_bytes(content)
     record = json.loads(content)
     del record['sha256']
     path.write_text(json.dumps(record))
-    passed_over(workdir, caplog)
+    skip_reason(workdir, caplog)
 
 
 STRAYS = {
@@ -157,15 +160,15 @@ STRAYS = {
     'temporary': lambda folder: (folder / '40.orbax-checkpoint-tmp').mkdir(),
     'temporary, older orbax': lambda folder: (folder / '40.orbax-checkpoint-tmp-17').mkdir(),
     'a temporary file': lambda folder: (folder / '40.orbax-checkpoint-tmp').touch(),
-    'zeros': lambda folder: (folder / '0040').mkdir(),
+    'leading zeros': lambda folder: (folder / '0040').mkdir(),
     'a minus': lambda folder: (folder / '-40').mkdir(),
-    'words': lambda folder: (folder / 'step_40').mkdir(),
-    'another digit': lambda folder: (folder / '４').mkdir(),
+    'letters': lambda folder: (folder / 'step_40').mkdir(),
+    'a Unicode digit': lambda folder: (folder / '４').mkdir(),
 }
 
 
 @pytest.mark.parametrize('kind', STRAYS)
-def test_something_strange_in_the_folder(workdir, kind, caplog):
+def test_stray_files_and_folders_do_no_harm(workdir, kind, caplog):
     STRAYS[kind](workdir / 'checkpoints')
     assert latest(workdir).step == 2
     with checkpoint.checkpoint_manager(workdir) as manager:
@@ -173,13 +176,13 @@ def test_something_strange_in_the_folder(workdir, kind, caplog):
         checkpoint.set_aside_damaged(manager, 2)
         for step in (30, 40):
             checkpoint.save_checkpoint(manager, saved(step))
-    found = latest(workdir)
-    jax.tree.map(np.testing.assert_array_equal, found, saved(40))
+    restored = latest(workdir)
+    jax.tree.map(np.testing.assert_array_equal, restored, saved(40))
     lines = [record.getMessage() for record in caplog.records if record.name == 'root']
     assert all('of step 40 is' in line for line in lines) and len(lines) in (0, 3)
 
 
-def test_all_damaged_is_an_error_not_a_fresh_start(workdir, caplog):
+def test_all_steps_damaged_raises(workdir, caplog):
     for step in '12':
         (workdir / 'checkpoints' / step / 'params' / 'manifest.ocdbt').write_bytes(b'')
     with pytest.raises(UserError, match=r'no checkpoint in .* can be read; tried steps \[1, 2\]'):
@@ -187,16 +190,16 @@ def test_all_damaged_is_an_error_not_a_fresh_start(workdir, caplog):
     assert len(caplog.messages) == 2
 
 
-def test_a_damaged_best_gives_way_to_the_newest(workdir, caplog):
+def test_newest_step_replaces_a_damaged_best_step(workdir, caplog):
     (workdir / 'checkpoints' / '1' / 'params' / 'manifest.ocdbt').write_bytes(b'')
     with checkpoint.checkpoint_manager(workdir, read_only=True) as manager:
         assert checkpoint.restore_best(manager, shapes()[0]).step == 2
     assert len(caplog.messages) == 1
 
 
-def test_a_best_step_that_was_deleted_is_called_missing(workdir, caplog):
+def test_deleted_best_step_is_reported_as_missing(workdir, caplog):
     shutil.rmtree(workdir / 'checkpoints' / '1')
     with checkpoint.checkpoint_manager(workdir, read_only=True) as manager:
         assert checkpoint.restore_best(manager, shapes()[0]).step == 2
     [line] = caplog.messages
-    assert line.startswith('checkpoint of step 1 is missing and passed over: ')
+    assert line.startswith('checkpoint of step 1 is missing and skipped: ')

@@ -1,4 +1,4 @@
-"""One batch on one device or divided among several: the same run."""
+"""Layouts: a batch on one device or divided among several gives the same run."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from attnlab.train.setup import make_setup
 from tests.train.helpers import config, make_task, records
 
 
-def close(one, other):
+def assert_records_close(one, other):
     for a, b in zip(one, other, strict=True):
         assert a.keys() == b.keys()
         for name in a:
@@ -21,28 +21,28 @@ def close(one, other):
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
-def uneven():
-    """The task of the loop's tests without noise, its last rows empty."""
+def task_with_empty_rows():
+    """Return the regression task without noise, with empty last rows in its batches."""
 
     def squares(params, batch, rng):
         errors = jnp.where(batch['kept'], (batch['x'] @ params['w'] - batch['y']) ** 2, 0.0)
         return LossSums(jnp.sum(errors), jnp.sum(batch['kept']), {'squares': jnp.sum(errors)})
 
-    plain = make_task().batch
-    return make_task(loss=squares, batch=lambda step: plain(step) | {'kept': np.arange(8) < 8 - step % 4})
+    full_batch = make_task().batch
+    return make_task(loss=squares, batch=lambda step: full_batch(step) | {'kept': np.arange(8) < 8 - step % 4})
 
 
 @pytest.mark.parametrize('accumulate', [1, 2])
 @pytest.mark.parametrize(('parallel', 'count'), [('jit', 2), ('jit', 4), ('pmap', 1), ('pmap', 4)])
-def test_several_devices_train_as_one(tmp_path, parallel, count, accumulate):
+def test_training_on_several_devices_matches_one_device(tmp_path, parallel, count, accumulate):
     assert len(jax.devices()) == 8
     one, other = tmp_path / 'one', tmp_path / 'other'
     common = dict(accumulate=accumulate, duration='5 steps', ema=0.5)
-    task = make_task() if parallel == 'jit' else uneven()
+    task = make_task() if parallel == 'jit' else task_with_empty_rows()
     loop.run_training_loop(config(mesh='data=1', **common), task, one)
     loop.run_training_loop(config(mesh=f'data={count}', parallel=parallel, **common), task, other)
     for split in ('train', 'valid'):
-        close(records(one, split), records(other, split))
+        assert_records_close(records(one, split), records(other, split))
     with (
         checkpoint.checkpoint_manager(one, read_only=True) as a,
         checkpoint.checkpoint_manager(other, read_only=True) as b,
@@ -52,74 +52,74 @@ def test_several_devices_train_as_one(tmp_path, parallel, count, accumulate):
     np.testing.assert_allclose(*saved, atol=1e-5)
 
 
-def test_each_program_of_pmap_has_noise_of_its_own():
-    drawn = lambda params, batch, rng: LossSums(
+def test_pmap_devices_draw_their_own_noise():
+    random_loss = lambda params, batch, rng: LossSums(
         params['w'][0] + 1.0 * jax.random.bits(rng, (), jnp.uint16), jnp.float32(1), {}
     )
-    task = make_task(loss=drawn)
-    values = []
+    task = make_task(loss=random_loss)
+    losses = []
     for count in (1, 4):
         setup = make_setup(config(parallel='pmap', mesh=f'data={count}'), 32)
         layout = setup.layout
-        state = layout.replicate(setup.initial(task.init, np.uint32(0)))
-        update = setup.compiled(task.loss, state)
-        values.append(float(layout.local(update(state, layout.batch(task.batch(0)))[1])['loss']))
-    assert values[0] != values[1]  # the mean of four draws, and not of one four times
+        state = layout.replicate(setup.initial_state(task.init, np.uint32(0)))
+        update = setup.compile_step(task.loss, state)
+        losses.append(float(layout.to_local(update(state, layout.put_batch(task.batch(0)))[1])['loss']))
+    assert losses[0] != losses[1]  # the mean of four different draws, not of one draw four times
 
 
-def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
+def test_run_continues_with_another_number_of_devices(tmp_path):
     loop.run_training_loop(config(mesh='data=1', schedule='constant'), make_task(), tmp_path / 'whole')
     for number, steps in ((1, 7), (4, 12), (2, 20)):
-        made = config(mesh=f'data={number}', duration=f'{steps} steps', schedule='constant')
-        loop.run_training_loop(made, make_task(), tmp_path / 'parts')
-    close(records(tmp_path / 'whole', 'train'), records(tmp_path / 'parts', 'train'))
+        settings = config(mesh=f'data={number}', duration=f'{steps} steps', schedule='constant')
+        loop.run_training_loop(settings, make_task(), tmp_path / 'parts')
+    assert_records_close(records(tmp_path / 'whole', 'train'), records(tmp_path / 'parts', 'train'))
 
 
 @pytest.mark.parametrize(('parallel', 'count'), [('jit', 4), ('pmap', 1)])
-def test_evaluated_where_the_parameters_lie_or_on_one_device(tmp_path, parallel, count):
-    found = []
+def test_evaluation_uses_all_devices_with_jit_and_one_with_pmap(tmp_path, parallel, count):
+    device_counts = []
 
     def evaluate(params):
-        found.append(len(params['w'].devices()))
+        device_counts.append(len(params['w'].devices()))
         return {'loss': float(jnp.sum(params['w']))}
 
     changes = dict(mesh='data=4', parallel=parallel, duration='1 steps')
     loop.run_training_loop(config(**changes), make_task(evaluate=evaluate), tmp_path)
-    assert found == [count]
+    assert device_counts == [count]
 
 
-def test_the_same_bits_again(tmp_path):
+def test_training_on_several_devices_is_deterministic(tmp_path):
     for name in ('one', 'other'):
         loop.run_training_loop(config(mesh='data=4'), make_task(), tmp_path / name)
     assert records(tmp_path / 'one', 'train') == records(tmp_path / 'other', 'train')
 
 
 @pytest.mark.parametrize('parallel', ['jit', 'pmap'])
-def test_the_way_there_and_back(parallel):
+def test_replicate_and_to_local_are_inverse(parallel):
     layout = devices.make_layout(parallel, 'data=4', 8)
     plain = {'w': np.arange(3.0, dtype=np.float32), 'n': np.int32(7)}
-    state = layout.replicate(layout.start(lambda: jax.tree.map(jnp.asarray, plain)))
-    for tree in (layout.local(state), layout.unreplicate(state)):
+    state = layout.replicate(layout.initialize(lambda: jax.tree.map(jnp.asarray, plain)))
+    for tree in (layout.to_local(state), layout.unreplicate(state)):
         jax.tree.map(np.testing.assert_array_equal, tree, plain)
     assert len(state['w'].devices()) == 4
-    assert layout.local(state)['w'].devices() == {jax.devices()[0]}
-    rows = layout.batch({'x': np.arange(16).reshape(8, 2)})['x']
+    assert layout.to_local(state)['w'].devices() == {jax.devices()[0]}
+    rows = layout.put_batch({'x': np.arange(16).reshape(8, 2)})['x']
     if parallel == 'jit':
         assert [shard.data.shape for shard in rows.addressable_shards] == [(2, 2)] * 4
     np.testing.assert_array_equal(np.asarray(rows).reshape(8, 2), np.arange(16).reshape(8, 2))
 
 
-def test_rows_of_a_batch_that_one_process_makes():
+def test_put_batch_takes_whole_batch_or_process_rows():
     layout = devices.make_layout('jit', 'data=2,sequence=2', 8)
-    assert layout.rows(8) == slice(0, 8)
-    whole = np.arange(48).reshape(8, 6)
-    for made in (layout.batch({'x': whole})['x'], layout.batch({'x': whole}, 8)['x']):
-        np.testing.assert_array_equal(made, whole)
-        assert [shard.data.shape for shard in made.addressable_shards] == [(4, 3)] * 4
+    assert layout.process_rows(8) == slice(0, 8)
+    rows = np.arange(48).reshape(8, 6)
+    for array in (layout.put_batch({'x': rows})['x'], layout.put_batch({'x': rows}, 8)['x']):
+        np.testing.assert_array_equal(array, rows)
+        assert [shard.data.shape for shard in array.addressable_shards] == [(4, 3)] * 4
 
 
 @pytest.mark.parametrize(('rows', 'count'), [(8, 8), (6, 6), (11, 1), (2, 2), (12, 6)])
-def test_as_many_devices_as_divide_the_rows(rows, count):
+def test_data_0_takes_as_many_devices_as_divide_the_rows(rows, count):
     assert devices.make_layout('jit', 'data=0', rows).count == count
 
 
@@ -135,12 +135,12 @@ def test_as_many_devices_as_divide_the_rows(rows, count):
     ('jit', 'tensor=0', 6, "train.mesh has 'tensor=0'"),
     ('pmap', 'data=2,tensor=2', 6, "train.parallel is 'pmap' and train.mesh 'data=2,tensor=2'; expected data alone"),
 ])  # fmt: skip
-def test_what_cannot_be_divided_is_refused(parallel, mesh, rows, message):
+def test_invalid_mesh_is_refused(parallel, mesh, rows, message):
     with pytest.raises(UserError, match=message):
         devices.make_layout(parallel, mesh, rows)
 
 
-def test_meshes_that_cannot_be_counted_are_refused_at_once():
+def test_count_mesh_devices_refuses_open_and_too_large_meshes():
     for mesh in ('fsdp=1000000', 'data=2049', 'data=2048,tensor=2'):
         with pytest.raises(UserError, match=f'{mesh}.* devices; expected at most 2048, as many as XLA compiles for'):
             devices.count_mesh_devices(mesh)
@@ -152,12 +152,12 @@ def test_meshes_that_cannot_be_counted_are_refused_at_once():
             devices.count_mesh_devices(f'data={size}')
 
 
-@pytest.mark.parametrize(('limit', 'count', 'alone', 'cpu', 'each'), [
+@pytest.mark.parametrize(('limit', 'count', 'no_mesh', 'cpu', 'gpu'), [
     (250, 5000, 250, 248, 1000), (250, 30, 30, 32, 32), (1, 100, 1, 4, 4), (8, 6, 6, 8, 8),
 ])  # fmt: skip
-def test_rows_to_evaluate_at_once(monkeypatch, limit, count, alone, cpu, each):
-    found = lambda params: mesh_axes.evaluation_batch_size(limit, count)
+def test_evaluation_batch_size_depends_on_the_mesh(monkeypatch, limit, count, no_mesh, cpu, gpu):
+    batch_size = lambda params: mesh_axes.evaluation_batch_size(limit, count)
     layout = devices.make_layout('jit', 'data=2,fsdp=2,tensor=2', 8)
-    assert found(None) == alone and layout.use(found, None) == cpu
-    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')  # whose devices have a memory each
-    assert layout.use(found, None) == each
+    assert batch_size(None) == no_mesh and layout.evaluate(batch_size, None) == cpu
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')  # GPUs each have their own memory
+    assert layout.evaluate(batch_size, None) == gpu

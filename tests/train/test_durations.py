@@ -8,11 +8,11 @@ from attnlab.train.durations import duration_in_steps
     'text, expected',
     [
         ('7 steps', 7), ('1 step', 1), (' 3steps ', 3), ('0 steps', 0),
-        ('1 epoch', 4), ('2.5 epochs', 10),  # 10 examples in batches of 3: 4 batches, the last one padded
+        ('1 epoch', 4), ('2.5 epochs', 10),  # 10 examples in batches of 3 are 4 batches, the last one padded
         ('9 examples', 3), ('10 examples', 4), ('10 percent', 4), ('10%', 4),
     ],
 )  # fmt: skip
-def test_units(text, expected):
+def test_duration_units(text, expected):
     assert duration_in_steps(text, 'train.duration', batch_size=3, examples=10, total=40) == expected
 
 
@@ -20,18 +20,18 @@ def test_units(text, expected):
     'text',
     ['', '5', 'steps', '-1 steps', '1e3 steps', '5 minutes', 'nan steps', '5 steps 3', f'{"9" * 5000} steps'],
 )
-def test_anything_else_is_refused_by_name(text):
+def test_invalid_duration_names_the_field(text):
     with pytest.raises(UserError, match=f'^train.duration is {text!r}; expected'):
         duration_in_steps(text, 'train.duration', batch_size=3, examples=10, total=40)
 
 
-def test_a_share_needs_a_whole():
+def test_percent_without_a_total_is_refused():
     with pytest.raises(UserError, match='steps, epochs or examples'):
         duration_in_steps('5 percent', 'train.duration', batch_size=3, examples=10)
 
 
-def test_a_decimal_number_is_exact():
-    """Every tenth of an epoch and of a per cent, every hundredth of an example; right by whole numbers alone."""
+def test_decimal_durations_are_exact():
+    """Tenths of an epoch, a percent and an example, compared with integer arithmetic."""
     durations = lambda text, **sizes: duration_in_steps(
         text, 'train.duration', batch_size=sizes.pop('batch', 1), **sizes
     )

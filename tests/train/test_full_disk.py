@@ -1,4 +1,4 @@
-"""A run on a disk that fills up, which is a small file system of its own, mounted in a namespace of its own."""
+"""A run on a disk that fills up: a small file system, mounted in a separate namespace."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# Fills the disk before step 8, so that the save of step 9 fails, and goes on when there is room again.
+# Fills the disk before step 8, so that the save of step 9 fails, and continues when there is space again.
 RUN = """
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.train.helpers import config, make_task, same_runs
 disk, whole = Path(sys.argv[1]), Path(sys.argv[2])
 plain = make_task()
 
-def filling(step):
+def batch_that_fills_the_disk(step):
     if step == 7:
         while not (disk / 'run' / 'checkpoints' / '6').exists():
             pass
@@ -32,12 +32,12 @@ def filling(step):
 
 loop.run_training_loop(config(), plain, whole)
 try:
-    loop.run_training_loop(config(), make_task(batch=filling), disk / 'run')
+    loop.run_training_loop(config(), make_task(batch=batch_that_fills_the_disk), disk / 'run')
     sys.exit('nothing was raised')
 except RunError as error:
     print(error)
 steps = {path.name for path in (disk / 'run' / 'checkpoints').iterdir() if path.name.isdigit()}
-assert steps and max(map(int, steps)) < 20, steps  # one more may have found the room of one that was deleted
+assert steps and max(map(int, steps)) < 20, steps  # one more may have used the space of a deleted one
 (disk / 'filled').unlink()
 loop.run_training_loop(config(), plain, disk / 'run')
 same_runs(whole, disk / 'run')
@@ -51,17 +51,17 @@ def disk(tmp_path):
     (tmp_path / 'disk').mkdir()
     mount = [*IN_A_NAMESPACE, 'mount -t tmpfs tmpfs "$0"', str(tmp_path / 'disk')]
     if not shutil.which('unshare') or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip('needs Linux that lets its users mount a file system in a namespace of their own')
+        pytest.skip('needs a Linux on which users may mount a file system in a separate namespace')
     return tmp_path / 'disk'
 
 
-def test_the_run_ends_in_one_line_and_goes_on_when_there_is_room(disk, tmp_path):
+def test_full_disk_ends_the_run_and_it_continues_when_there_is_space(disk, tmp_path):
     argv = [sys.executable, str(disk), str(tmp_path / 'whole')]
     done = subprocess.run(
         [*IN_A_NAMESPACE, MOUNT, *argv], env={**os.environ, 'RUN': RUN}, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     [line] = done.stdout.splitlines()
-    first = f'a checkpoint could not be saved in {disk}/run/checkpoints: '  # or the metrics, if they need room before
+    first = f'a checkpoint could not be saved in {disk}/run/checkpoints: '  # or the metrics, if they need space first
     assert line.startswith((first, f'{disk}/run/metrics.jsonl cannot be written: '))
     assert line.endswith('No space left on device')

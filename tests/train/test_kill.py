@@ -1,4 +1,4 @@
-"""A run that is killed with SIGKILL again and again, at any moment: the run that nobody killed, bit for bit."""
+"""A run that is killed with SIGKILL many times, at random moments, matches the uninterrupted run bit for bit."""
 
 import json
 import os
@@ -22,10 +22,10 @@ from tests.tiny import TINY_GRAMMAR, tiny_grammar_config
 from tests.train.helpers import newest_of
 
 EVERY = 2
-"""So many steps from one save to the next."""
+"""Number of steps from one save to the next."""
 
-# Imports once for all starts, which takes longer than the training; a fork is safe as long as there is no device.
-# Reads a log's path and a command line, prints the number of its process and, when that has ended, its exit code.
+# Imports the modules once for all starts, as this takes longer than the training; a fork is safe while JAX has no
+# device yet.  Reads the path of a log and a command line, prints the process number and, at its end, the exit code.
 STARTER = """
 import os, sys
 from attnlab import cli, environment
@@ -44,7 +44,7 @@ for line in sys.stdin:
             os.dup2(file.fileno(), 2)
             sys.argv = ['attnlab', *argv]
             environment.exit_now(cli.main(argv))
-    os.setpgid(child, child)  # here too, as it may be killed before it comes to that
+    os.setpgid(child, child)  # here too, as the child may be killed before it does this
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
@@ -59,7 +59,7 @@ def changes(steps, processes):
 
 
 def command(workdir, steps, processes):
-    """A training of so many steps in so many processes."""
+    """Return the command that trains `steps` steps in `processes` processes."""
     fields = [f'--config.{key}={value}' for key, value in (TINY_GRAMMAR | changes(steps, processes)).items()]
     fields += [f'--processes={processes}'] if processes > 1 else []
     return ['train', '--config=experiments/align/grammar_gru.py', f'--workdir={workdir}', *fields]
@@ -80,8 +80,8 @@ def starter():
 
 
 def start(process, log, argv, kill=None):
-    """Starts a command and returns its exit code; `kill()` says when to kill it."""
-    log.write_text('')  # it may be killed before it has opened it
+    """Start a command and return its exit code; the process is killed once `kill()` returns True."""
+    log.write_text('')  # the process may be killed before it has opened the file
     process.stdin.write('\t'.join([str(log), *argv, '']).removesuffix('\t').encode() + b'\n')
     process.stdin.flush()
     group = int(process.stdout.readline())
@@ -92,56 +92,57 @@ def start(process, log, argv, kill=None):
     return int(process.stdout.readline())
 
 
-def complete(workdir):
-    """The newest step that stands there under its own name; 0 if there is none."""
+def newest_complete_step(workdir):
+    """Return the newest complete step; 0 if there is none."""
     names = [path.name for path in (workdir / 'checkpoints').glob('*')]
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 
-def reached(workdir):
+def newest_recorded_step(workdir):
     return max((record['step'] for record in metrics.read_metrics(workdir)), default=0)
 
 
-def moment(workdir, draw):
-    """A moment of the next start: of its first seconds, or a little behind one of its next steps."""
+def random_moment(workdir, draw):
+    """Return a function that is True from a random moment on: in the first 3 seconds, or soon after a next step."""
     if draw.random() < 0.2:
         end = time.monotonic() + draw.uniform(0, 3)
         return lambda: time.monotonic() > end
-    step, wait = complete(workdir) + draw.randrange(1, 3 * EVERY), draw.uniform(0, 0.2)
+    step, wait = newest_complete_step(workdir) + draw.randrange(1, 3 * EVERY), draw.uniform(0, 0.2)
 
-    def came():
-        if reached(workdir) < step:
+    def has_come():
+        if newest_recorded_step(workdir) < step:
             return False
         time.sleep(wait)
         return True
 
-    return came
+    return has_come
 
 
 def lines(workdir):
     return [json.dumps(record) for record in metrics.read_metrics(workdir) if record['split'] != 'speed']
 
 
-@pytest.mark.parametrize(('kills', 'processes'), [  # one kill among the others is in test_resume.py
+@pytest.mark.parametrize(('kills', 'processes'), [  # a single kill is tested in test_resume.py
     pytest.param(100, 1, marks=pytest.mark.slow), pytest.param(10, 2, marks=pytest.mark.slow),
     pytest.param(100, 2, marks=pytest.mark.long),
 ])  # fmt: skip
-def test_killed_at_random_moments(tmp_path, kills, processes, monkeypatch):
+def test_run_killed_at_random_moments_matches_uninterrupted_run(tmp_path, kills, processes, monkeypatch):
     monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=2')
-    # More than all starts together can do, however fast: the last one has to be killed too.
+    # More steps than all starts together can take, so that also the last start is killed.
     steps, draw = 6 + (12 if processes == 1 else 4) * kills, random.Random(kills)
     whole, broken, log = tmp_path / 'whole', tmp_path / 'broken', tmp_path / 'log.txt'
     with starter() as process:
         assert start(process, log, command(whole, steps, processes)) == 0, log.read_text()
         for _ in range(kills):
-            before = complete(broken)
-            code = start(process, log, command(broken, steps, processes), moment(broken, draw))
+            before = newest_complete_step(broken)
+            code = start(process, log, command(broken, steps, processes), random_moment(broken, draw))
             assert code == -signal.SIGKILL, log.read_text()
-            begun = re.search(r'continues from step (\d+)', log.read_text())
-            assert begun is None or int(begun[1]) == before
+            continued = re.search(r'continues from step (\d+)', log.read_text())
+            assert continued is None or int(continued[1]) == before
             assert 'damaged' not in log.read_text()
-            assert reached(broken) - complete(broken) <= 2 * EVERY  # one save to wait for, and one under way
-        before = complete(broken)
+            # The run waits for one save, and another may be in progress.
+            assert newest_recorded_step(broken) - newest_complete_step(broken) <= 2 * EVERY
+        before = newest_complete_step(broken)
         assert start(process, log, command(broken, steps, processes)) == 0, log.read_text()
         assert f'continues from step {before}' in log.read_text() and before > 0
     config = tiny_grammar_config(**{key.replace('.', '__'): value for key, value in changes(steps, processes).items()})

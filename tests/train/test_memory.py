@@ -1,4 +1,4 @@
-"""A config larger than the memory is refused before anything is compiled or written."""
+"""Configs larger than the memory are refused before anything is compiled or written."""
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ EXPERIMENTS = {'vision/digits': 'width', 'language/shakespeare_char': 'width', '
 
 
 def load(name, folder, **changes):
-    """A small experiment on little data; changes: dotted keys with `__` for the dot."""
+    """Return the config of a small experiment on little data; changes: dotted keys with `__` for the dot."""
     (folder / 'input.txt').write_text('to be or not to be\n' * 40)
     settings = {'train.mesh': 'data=1'}
     settings |= {'data.folder': str(folder)} if 'shakespeare' in name else {}
@@ -23,10 +23,8 @@ def load(name, folder, **changes):
     return configs.load_experiment(f'experiments/{name}.py', list(settings.items()))
 
 
-@pytest.mark.parametrize(
-    ('name', 'size'), [('vision/digits', 262144), *((name, 10**9) for name in EXPERIMENTS)]
-)
-def test_a_model_larger_than_memory_is_refused_with_both_sizes(tmp_path, name, size):
+@pytest.mark.parametrize(('name', 'size'), [('vision/digits', 262144), *((name, 10**9) for name in EXPERIMENTS)])
+def test_model_larger_than_memory_is_refused_with_both_sizes(tmp_path, name, size):
     config = load(name, tmp_path, **{f'model__{EXPERIMENTS[name]}': size})
     match = r'^parameters, optimizer and gradients take .* TiB .*; this machine has .* GiB of memory; expected a sm'
     with pytest.raises(UserError, match=match):
@@ -35,22 +33,22 @@ def test_a_model_larger_than_memory_is_refused_with_both_sizes(tmp_path, name, s
 
 
 @pytest.mark.parametrize('name', EXPERIMENTS)
-def test_a_batch_larger_than_memory_is_refused(tmp_path, name):
+def test_batch_larger_than_memory_is_refused(tmp_path, name):
     task = create_task(load(name, tmp_path))
-    assert task.examples  # with draws of a batch that fits
+    assert task.examples  # the data of this task are read with a batch size that fits
     task.config = create_task(load(name, tmp_path, train__batch_size=10**12)).config
     with pytest.raises(UserError, match=r'and a batch [0-9.,]* TiB; this machine has'):
         memory.check_memory(task, make_setup(task.config, task.examples))
 
 
-def test_a_size_over_63_bits_is_refused(tmp_path):
+def test_model_size_over_63_bits_is_refused(tmp_path):
     with pytest.raises(UserError, match='^model: '):
         run.train_run(load('vision/digits', tmp_path, model__width=10**24), tmp_path / 'run')
 
 
 @pytest.mark.parametrize('parallel', ['jit', 'pmap'])
-def test_the_devices_of_a_cpu_share_its_memory(tmp_path, monkeypatch, parallel):
-    """Each of 4 devices holds five numbers a parameter: itself, its average, two of Adam's, and its gradient."""
+def test_cpu_devices_share_the_memory_of_the_host(tmp_path, monkeypatch, parallel):
+    """Each of 4 devices has five numbers for each parameter: itself, its average, two of Adam's, and its gradient."""
     config = load('vision/digits', tmp_path, train__mesh='data=4', train__parallel=parallel)
     task = create_task(config)
     params = jax.eval_shape(task.init, jax.random.key(0))
@@ -62,13 +60,13 @@ def test_the_devices_of_a_cpu_share_its_memory(tmp_path, monkeypatch, parallel):
     memory.check_memory(task, make_setup(task.config, task.examples))
 
 
-def test_memory_is_that_of_the_machine_or_less():
+def test_host_memory_is_at_most_that_of_the_machine():
     with open('/proc/meminfo') as file:
         kilobytes = next(int(line.split()[1]) for line in file if line.startswith('MemTotal'))
     assert 1e8 < environment.host_memory_bytes() <= 1024 * kilobytes
 
 
-def test_a_run_without_a_checkpoint_does_not_hold_its_folder(tmp_path, monkeypatch):
+def test_directory_without_checkpoints_can_be_used_with_another_config(tmp_path, monkeypatch):
     def failed(*args, **kwargs):
         raise RunError('no memory')
 

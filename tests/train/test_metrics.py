@@ -1,4 +1,4 @@
-"""A file of metrics that something has damaged."""
+"""Reading and continuing damaged metrics files."""
 
 import pytest
 
@@ -13,18 +13,18 @@ BROKEN = (
 )  # fmt: skip
 
 
-def test_lines_that_are_no_records_are_left_out_and_counted(tmp_path, caplog):
-    right = b'{"step": 1, "split": "train", "loss": 0.5, "skipped": null}\n{"step": 2, "split": "speed", "rate": 7}\n'
+def test_invalid_metrics_lines_are_left_out_and_counted(tmp_path, caplog):
+    valid = b'{"step": 1, "split": "train", "loss": 0.5, "skipped": null}\n{"step": 2, "split": "speed", "rate": 7}\n'
     path = tmp_path / 'metrics.jsonl'
-    path.write_bytes(b'\n'.join(BROKEN) + b'\n' + right + b'{"step": 9, "spl')  # the last was cut by a kill
+    path.write_bytes(b'\n'.join(BROKEN) + b'\n' + valid + b'{"step": 9, "spl')  # a kill truncated the last line
     assert metrics.read_metrics(tmp_path) == [
         {'step': 1, 'split': 'train', 'loss': 0.5, 'skipped': None}, {'step': 2, 'split': 'speed', 'rate': 7},
     ]  # fmt: skip
-    assert caplog.messages == [f'{path}: left out {len(BROKEN)} lines that are no records, the first is line 1']
+    assert caplog.messages == [f'{path}: left out {len(BROKEN)} lines that are not valid records, first line 1']
 
 
 @pytest.mark.parametrize('line', [b'\xff\xfe\x00', b'{"step', b'{}', b'null', b'[' * 100_000])
-def test_a_run_does_not_go_on_behind_a_broken_line_and_leaves_the_file_as_it_was(tmp_path, line):
+def test_writer_refuses_a_file_with_an_invalid_line_and_leaves_it_unchanged(tmp_path, line):
     path = tmp_path / 'metrics.jsonl'
     path.write_bytes(line + b'\n')
     with pytest.raises(RunError, match='^.*metrics.jsonl has a line that is not a record of a step: delete that line'):

@@ -1,4 +1,4 @@
-"""Batches made ahead: in order, each once, and what one raises comes when it is its turn."""
+"""Prefetched batches: in order, each prepared once, errors raised when their batch is due."""
 
 import threading
 import time
@@ -10,34 +10,32 @@ from attnlab.train.prefetch import PREFETCH_DEPTH, prefetch_batches
 
 
 @pytest.mark.parametrize(('start', 'stop'), [(0, 9), (5, 6), (3, 3), (0, 1)])
-def test_batches_come_in_order_each_made_once(start, stop):
-    made = []
-    assert (
-        list(prefetch_batches(lambda step: made.append(step) or step, start, stop)) == list(range(start, stop)) == made
-    )
+def test_batches_come_in_order_and_are_made_once(start, stop):
+    steps = []
+    batches = prefetch_batches(lambda step: steps.append(step) or step, start, stop)
+    assert list(batches) == list(range(start, stop)) == steps
 
 
-def test_so_many_are_made_before_they_are_asked_for():
-    made, lock = [], threading.Lock()
+def test_prefetch_depth_and_end_of_the_thread():
+    steps, lock = [], threading.Lock()
 
     def batch(step):
         with lock:
-            made.append(step)
+            steps.append(step)
         return step
 
     with closing(prefetch_batches(batch, 0, 100)) as batches:
-        for taken in range(5):
-            assert next(batches) == taken
-        limit = time.monotonic() + 5
-        while len(made) < 5 + PREFETCH_DEPTH - 1 and time.monotonic() < limit:
+        for step in range(5):
+            assert next(batches) == step
+        deadline = time.monotonic() + 5
+        while len(steps) < 5 + PREFETCH_DEPTH - 1 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert 5 + PREFETCH_DEPTH - 1 <= len(made) <= 5 + PREFETCH_DEPTH
-    assert len(made) <= 5 + PREFETCH_DEPTH and 'batches' not in {
-        each.name.split('_')[0] for each in threading.enumerate()
-    }
+        assert 5 + PREFETCH_DEPTH - 1 <= len(steps) <= 5 + PREFETCH_DEPTH
+    thread_names = {thread.name.split('_')[0] for thread in threading.enumerate()}
+    assert len(steps) <= 5 + PREFETCH_DEPTH and 'batches' not in thread_names
 
 
-def test_an_error_comes_in_its_turn():
+def test_error_is_raised_when_its_batch_is_due():
     def batch(step):
         if step == 2:
             raise ValueError('no third one')

@@ -1,4 +1,4 @@
-"""A trace of some steps beside a run that is the same."""
+"""Profiler traces of some steps of a run, which do not change its results."""
 
 import gzip
 import json
@@ -13,44 +13,44 @@ from tests.train.helpers import config, make_task, same_runs
 
 
 def steps_in(folder):
-    """The numbers of the steps that a trace has, in order."""
+    """Return the numbers of the steps in a trace, in order."""
     [file] = folder.rglob('*.trace.json.gz')
     events = json.loads(gzip.decompress(file.read_bytes()))['traceEvents']
-    return sorted(int(each['args']['step_num']) for each in events if each.get('name') == 'train')
+    return sorted(int(event['args']['step_num']) for event in events if event.get('name') == 'train')
 
 
-def test_the_steps_that_were_asked_for_are_traced(tmp_path, caplog):
+def test_requested_steps_are_traced(tmp_path, caplog):
     loop.run_training_loop(config(), make_task(), tmp_path / 'plain')
     with caplog.at_level(logging.INFO):
         loop.run_training_loop(
             config(), make_task(), tmp_path / 'traced', profile=(5, 7)
-        )  # over an evaluation and a save
+        )  # with an evaluation and a save
     same_runs(tmp_path / 'plain', tmp_path / 'traced')
     assert steps_in(tmp_path / 'traced' / 'profile') == [5, 6, 7]
-    [message] = [each for each in caplog.messages if 'are traced in' in each]
+    [message] = [line for line in caplog.messages if 'are traced in' in line]
     assert message.startswith(f'steps 5 to 7 are traced in {tmp_path}/traced/profile: open ')
 
 
-def test_a_run_that_ends_in_the_middle_keeps_what_it_has(tmp_path):
+def test_trace_is_written_if_the_run_ends_early(tmp_path):
     plain = make_task()
 
-    def poisoned(step):
+    def batch_with_nan(step):
         return plain.batch(step) | ({'y': plain.batch(0)['y'] * float('nan')} if step > 6 else {})
 
-    task = make_task(batch=poisoned)
+    task = make_task(batch=batch_with_nan)
     with pytest.raises(RunError):
         loop.run_training_loop(config(), task, tmp_path, profile=(6, 15))
     assert steps_in(tmp_path / 'profile')[:2] == [6, 7]
 
 
-def test_a_run_that_is_past_them_says_so(tmp_path, caplog):
+def test_resumed_run_past_the_profiled_steps_logs_a_warning(tmp_path, caplog):
     loop.run_training_loop(config(schedule='constant', duration='5 steps'), make_task(), tmp_path)
     loop.run_training_loop(config(schedule='constant'), make_task(), tmp_path, profile=(5, 7))
-    assert '--profile=5..7: the run goes on from step 5; nothing is traced' in caplog.messages
+    assert '--profile=5..7: the run continues from step 5; nothing is traced' in caplog.messages
     assert not (tmp_path / 'profile').exists()
 
 
-def test_steps_that_the_run_has_not_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(UserError, match='--profile=15..21 asks for steps that are not: the run has 20'):
+def test_profile_beyond_the_last_step_is_refused_before_writing(tmp_path):
+    with pytest.raises(UserError, match='--profile is 15..21; expected steps of the run, which has 20'):
         run.train_run(tiny_grammar_config(), tmp_path / 'new', profile=(15, 21))
     assert not (tmp_path / 'new').exists()

@@ -1,4 +1,4 @@
-"""A run of the real model, killed with SIGKILL at step 7 and started again: the uninterrupted run, bit for bit."""
+"""A run of a real model, killed with SIGKILL at step 7 and started again, matches the uninterrupted run bit for bit."""
 
 import json
 import signal
@@ -15,7 +15,7 @@ from attnlab.train import metrics
 from tests.tiny import tiny_grammar_config
 from tests.train.helpers import newest_of
 
-# Logs the batches of a run, and kills it when it waits for the batch behind step `kill`, those before it done.
+# Logs the batches of a run, and kills it when the batch after step `kill` is made, once the steps before are done.
 DRIVER = """
 import hashlib, os, signal, sys, time
 from pathlib import Path
@@ -26,19 +26,19 @@ from attnlab.train import run
 workdir, kill = Path(sys.argv[1]), int(sys.argv[2])
 batch = AlignTask.batch
 
-def logged(task, step, rows=slice(None)):
+def logged_batch(task, step, rows=slice(None)):
     if step == kill:
         while f'"step": {kill - 1}, "split": "train"' not in (workdir / 'metrics.jsonl').read_text():
             time.sleep(0.01)
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
-    made = batch(task, step, rows)
-    sums = [hashlib.sha256(made[name].tobytes()).hexdigest() for name in sorted(made)]
+    arrays = batch(task, step, rows)
+    sums = [hashlib.sha256(arrays[name].tobytes()).hexdigest() for name in sorted(arrays)]
     with open(workdir / 'batches.txt', 'a') as file:
         print(step, *sums, file=file)
-    return made
+    return arrays
 
-AlignTask.batch = logged
+AlignTask.batch = logged_batch
 run.train_run(configs.load_config(sys.argv[3]), workdir)
 """
 
@@ -52,16 +52,16 @@ def lines(workdir):
 
 
 def batches(workdir):
-    """The batch of each step; those that a kill made the run take twice are the same both times."""
-    found = {}
+    """Return the checksums of each step's batch; assert that batches made twice because of the kill are equal."""
+    sums_by_step = {}
     for line in (workdir / 'batches.txt').read_text().splitlines():
         step, sums = line.split(' ', 1)
-        assert found.setdefault(int(step), sums) == sums
-    return found
+        assert sums_by_step.setdefault(int(step), sums) == sums
+    return sums_by_step
 
 
-@pytest.mark.slow  # seven and thirteen without a kill: tests/tasks/test_language.py
-def test_twenty_steps_are_seven_a_kill_and_thirteen(tmp_path):
+@pytest.mark.slow  # a resume without a kill is tested in tests/tasks/test_language.py
+def test_killed_and_resumed_run_matches_uninterrupted_run(tmp_path):
     config, file = tiny_grammar_config(model__dropout='0.2', train__accumulate='2'), tmp_path / 'given.json'
     configs.save_config(config, file)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'

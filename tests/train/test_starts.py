@@ -1,4 +1,4 @@
-"""How soon a second start of a small experiment has its first step behind it."""
+"""Time from a second start of a small experiment to the end of its first step."""
 
 import os
 import shutil
@@ -17,11 +17,11 @@ EXPERIMENTS = {
     'vision/digits': '', 'language/shakespeare_char': 'tinyshakespeare', 'align/grammar_gru': '',
     'vision/cifar10_small': 'cifar10', 'align/multi30k_gru': 'multi30k', 'align/grammar_transformer': '',
 }  # fmt: skip
-"""The small ones, and the folder of real data that each reads."""
+"""The small experiments, and the folder of real data that each reads."""
 
 
 def seconds(name, folder):
-    """From the start of the command to the record of its first step."""
+    """Return the seconds from the start of the command to the record of its first step."""
     flags = f'--config={ROOT}/experiments/{name}.py', f'--workdir={folder}/run'
     settings = {'PYTHONPATH': str(ROOT), 'XDG_CACHE_HOME': str(folder / 'cache')}
     env = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS' and not key.startswith('JAX_')}
@@ -32,18 +32,18 @@ def seconds(name, folder):
         while not (file.exists() and file.stat().st_size):
             assert process.poll() is None
             time.sleep(0.01)
-        took = time.monotonic() - start
-        time.sleep(5)  # what is compiled meanwhile is kept
+        duration = time.monotonic() - start
+        time.sleep(5)  # programs that are compiled in this time are cached
         process.kill()
-    return took
+    return duration
 
 
 @pytest.mark.timing
 @pytest.mark.parametrize('name', EXPERIMENTS)
-def test_a_second_start(name, tmp_path, shared):
+def test_second_start_reaches_the_first_step_in_time(name, tmp_path, shared):
     if EXPERIMENTS[name]:
         shared(EXPERIMENTS[name])
     first, *others = (seconds(name, tmp_path) for _ in range(3))
-    told = f'{name}: the first {first:.1f} s, then {", ".join(f"{each:.2f} s" for each in others)}'
-    print(told)
-    assert min(others) < LIMIT, told
+    message = f'{name}: the first {first:.1f} s, then {", ".join(f"{other:.2f} s" for other in others)}'
+    print(message)
+    assert min(others) < LIMIT, message

@@ -1,4 +1,4 @@
-"""The pure step: what of a config it is given, and micro-batches that count by their weight."""
+"""The pure training step: its arguments, and the weighting of micro-batches."""
 
 import jax
 import jax.numpy as jnp
@@ -12,29 +12,29 @@ from tests.train.helpers import EXAMPLES, config, make_task, update_of
 
 
 def apply_once(accumulate, batch, loss):
-    optimize = optimizer.make_optimizer_factory(config().optimizer)
-    state = initial_state(lambda rng: {'w': jnp.zeros(())}, optimize, 0)
-    return jax.jit(update_of(loss, optimize, accumulate))(state, batch)
+    make_optimizer = optimizer.make_optimizer_factory(config().optimizer)
+    state = initial_state(lambda rng: {'w': jnp.zeros(())}, make_optimizer, 0)
+    return jax.jit(update_of(loss, make_optimizer, accumulate))(state, batch)
 
 
-def test_seed_rate_and_decay_are_arguments_of_one_program():
+def test_seed_learning_rate_and_weight_decay_are_program_arguments():
     programs = []
     for seed, rate, decay in ((0, 0.1, 0.2), (4, 0.05, 0.3)):
         setup = make_setup(config(seed, learning_rate=rate, weight_decay=decay, ema=0.9), EXAMPLES)
-        state = setup.initial(make_task().init, np.uint32(0))
-        step = setup.compiled(make_task().loss, state)
+        state = setup.initial_state(make_task().init, np.uint32(0))
+        step = setup.compile_step(make_task().loss, state)
         programs.append(str(jax.make_jaxpr(step)(state, make_task().batch(0))))
     assert programs[0] == programs[1]
 
 
 def linear(params, batch, rng):
-    """A loss whose gradient of the total is the sum of `g` where it counts."""
+    """Return a loss whose total has as gradient the sum of the `g` that count."""
     counted = jnp.where(batch['counts'], params['w'] * batch['g'] + batch['loss'], 0.0)
     return LossSums(jnp.sum(counted), jnp.sum(batch['counts']), {})
 
 
-def test_micro_batches_count_by_weight_not_by_number():
-    # 1 token of loss 4 and 3 tokens of loss 1: 7 / 4, not the mean of the means 2.5.
+def test_micro_batches_are_weighted_by_tokens():
+    # 1 token of loss 4 and 3 tokens of loss 1: the mean is 7 / 4, and not 2.5, the mean of the means.
     batch = {
         'g': np.array([4.0, 9, 9, 1, 1, 1], np.float32),
         'loss': np.array([4.0, 9, 9, 1, 1, 1], np.float32),
@@ -51,20 +51,20 @@ def test_gradients_of_micro_batches_are_averaged():
     assert float(apply_once(2, batch, linear)[0].params['w']) == -2.0
 
 
-def test_a_batch_of_padding_changes_nothing():
+def test_batch_of_padding_changes_nothing():
     batch = {'g': np.ones(2, np.float32), 'loss': np.ones(2, np.float32), 'counts': np.zeros(2, bool)}
     state, values = apply_once(1, batch, linear)
     assert float(values['loss']) == 0.0 and float(state.params['w']) == 0.0
 
 
-def test_accumulation_is_the_big_batch():
-    def still(params, batch, rng):  # without noise, whose draws depend on the cut
+def test_accumulated_gradient_equals_that_of_the_whole_batch():
+    def noiseless(params, batch, rng):  # the noise depends on the division into micro-batches: subtract it
         return make_task().loss(params, batch | {'x': batch['x'] - 0.1 * jax.random.normal(rng, batch['x'].shape)}, rng)
 
-    optimize = optimizer.make_optimizer_factory(config(name='adam').optimizer)
-    batch, state = make_task().batch(0), initial_state(lambda rng: {'w': jnp.ones(3)}, optimize, 0)
+    make_optimizer = optimizer.make_optimizer_factory(config(name='adam').optimizer)
+    batch, state = make_task().batch(0), initial_state(lambda rng: {'w': jnp.ones(3)}, make_optimizer, 0)
     results = []
     for accumulate in (1, 2, 4):
-        results.append(update_of(still, optimize, accumulate, rate=0.1)(state, batch)[0].params['w'])
+        results.append(update_of(noiseless, make_optimizer, accumulate, rate=0.1)(state, batch)[0].params['w'])
     np.testing.assert_allclose(results[1], results[0], atol=1e-6)
     np.testing.assert_allclose(results[2], results[0], atol=1e-6)
