@@ -20,8 +20,10 @@ def api_markdown() -> str:
         'Every name of `import attnlab`, by module. Written by `python -m attnlab.api > docs/api.md`.', '',
         'Letters of shapes: ' + ' '.join(_letters()),
     ]  # fmt: skip
-    for module, names in attnlab.EXPORTS.items():
-        tree = ast.parse((Path(attnlab.__file__).parent / (module.replace('.', '/') + '.py')).read_text('utf-8'))
+    folder = Path(__file__).parent
+    exports: dict[str, tuple[str, ...]] = attnlab.EXPORTS
+    for module, names in exports.items():
+        tree = ast.parse((folder / f'{module.replace(".", "/")}.py').read_text('utf-8'))
         definitions = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
         title = (ast.get_docstring(tree) or '').split('\n')[0]
         lines += ['', f'## attnlab.{module}', '', title]

@@ -10,6 +10,7 @@ import attnlab
 PACKAGE = Path(attnlab.__file__).parent
 FILES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob('*.py'))
 ARRAYS = {'Array', 'jax.Array', 'np.ndarray', 'numpy.ndarray'}
+KEYS = {'rng', 'key', 'dropout_rng'}  # PRNG keys, which have no axes
 FLAX = {'setup', '__call__'}  # described by the module's own docstring where theirs is absent
 
 
@@ -31,7 +32,7 @@ INHERITED = interface_methods()
 def bare_arrays(node):
     """Whether an annotation of a function names an array type without the shape that jaxtyping would give."""
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    annotations = [each.annotation for each in arguments] + [node.returns]
+    annotations = [each.annotation for each in arguments if each.arg not in KEYS] + [node.returns]
     shaped = [x for y in annotations if y for x in ast.walk(y) if isinstance(x, ast.Subscript) and _is_shaped(x)]
     inside = {id(x) for y in shaped for x in ast.walk(y)}
     return any(
@@ -73,6 +74,7 @@ def test_public_names_are_documented(file):
 
 
 def test_faults_are_seen():
-    source = 'def f(x: np.ndarray) -> int:\n    """Sum."""\n\ndef g(): pass\n\nclass C:\n    """A."""\n    def m(self): pass\n'
+    source = 'def f(x: np.ndarray) -> int:\n    """Sum."""\n\ndef g(): pass\n\n'
+    source += 'class C:\n    """A."""\n    def m(self): pass\n'
     assert faults(source) == [('f', 'no shapes'), ('g', 'no docstring'), ('C.m', 'no docstring')]
     assert not faults('def f(x: Float[Array, "B T"]) -> int:\n    """Sum."""\n')

@@ -43,7 +43,9 @@ def test_exports_agree_with_the_static_imports():
 
 
 def test_importing_attnlab_does_not_import_jax():
-    program = 'import sys, attnlab, attnlab.train; assert callable(attnlab.train) and not {"jax", "flax"} & {*sys.modules}'
+    program = (
+        'import sys, attnlab, attnlab.train; assert callable(attnlab.train) and not {"jax", "flax"} & {*sys.modules}'
+    )
     subprocess.run([sys.executable, '-c', program], check=True)
 
 

@@ -30,7 +30,8 @@ def apply_override(cls: type[Section], config: ConfigDict, key: str, value: Any)
 
     Raises UserError for an unknown key, for a section, and for a value of another type or outside the bounds.
     """
-    section, section_cls = config, cls
+    section: Any = config
+    section_cls = cls
     parent: Field | None = None  # the field that holds the section
     *path, name = key.split('.')
 

@@ -36,7 +36,9 @@ def vision(folder, **changes):
 
 
 def experts(folder, **changes):
-    return language(folder, model__experts=5, model__experts_per_token=2, model__qk_norm='rms', model__norm='rms', **changes)
+    return language(
+        folder, model__experts=5, model__experts_per_token=2, model__qk_norm='rms', model__norm='rms', **changes
+    )
 
 
 # Operations in float32

@@ -82,7 +82,10 @@ class Translator:
                 target[sentence] = _cut_at_eos(tokens[row, 0])
         # Beam search keeps no attention weights; a forward pass over the best hypothesis computes them.
         weights = self.score_translations(params, source, target, batch_size)[2]
-        return [Translation(ids, layers[self.model.alignment_layer_index]) for ids, layers in zip(target, weights, strict=True)]
+        return [
+            Translation(ids, layers[self.model.alignment_layer_index])
+            for ids, layers in zip(target, weights, strict=True)
+        ]
 
     def translate_greedily(
         self, params: Params, source: SentenceIds, batch_size: int | None = None
@@ -124,7 +127,9 @@ class Translator:
 
     def _greedy_batch(self, params: Params, source: jax.Array) -> GreedyResult:
         limit, state, step = self._start_decoding(params, source)
-        return mesh_axes.replicate_arrays(greedy_search(step, state, source.shape[0], bos_id=BOS, eos_id=EOS, max_tokens=limit))
+        return mesh_axes.replicate_arrays(
+            greedy_search(step, state, source.shape[0], bos_id=BOS, eos_id=EOS, max_tokens=limit)
+        )
 
     def _beam_batch(self, params: Params, source: jax.Array) -> Hypotheses:
         limit, state, step = self._start_decoding(params, source)

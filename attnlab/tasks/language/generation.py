@@ -127,7 +127,8 @@ def build_sampler(
         empty = cache.init_cache(model, params, windows.shape[0], model.config.context)
         state, first = cache.prefill(model, params, empty, windows, token_mask)
         return sample_tokens(
-            cache.make_decode_step(model, params), state, first, rng=rng, max_tokens=model.config.context, dynamic_max_tokens=max_new,
+            cache.make_decode_step(model, params), state, first, rng=rng,
+            max_tokens=model.config.context, dynamic_max_tokens=max_new,
             eos_id=end, temperature=temperature, top_k=top_k, top_p=top_p,
         )  # fmt: skip
 
