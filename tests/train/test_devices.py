@@ -120,7 +120,7 @@ def test_put_batch_takes_whole_batch_or_process_rows():
 
 @pytest.mark.parametrize(('rows', 'count'), [(8, 8), (6, 6), (11, 1), (2, 2), (12, 6)])
 def test_data_0_takes_as_many_devices_as_divide_the_rows(rows, count):
-    assert devices.make_layout('jit', 'data=0', rows).count == count
+    assert devices.make_layout('jit', 'data=0', rows).device_count == count
 
 
 @pytest.mark.parametrize(('parallel', 'mesh', 'rows', 'message'), [

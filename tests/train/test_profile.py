@@ -22,9 +22,8 @@ def steps_in(folder):
 def test_requested_steps_are_traced(tmp_path, caplog):
     loop.run_training_loop(config(), make_task(), tmp_path / 'plain')
     with caplog.at_level(logging.INFO):
-        loop.run_training_loop(
-            config(), make_task(), tmp_path / 'traced', profile=(5, 7)
-        )  # with an evaluation and a save
+        # The traced steps include an evaluation and a save.
+        loop.run_training_loop(config(), make_task(), tmp_path / 'traced', profile=(5, 7))
     same_runs(tmp_path / 'plain', tmp_path / 'traced')
     assert steps_in(tmp_path / 'traced' / 'profile') == [5, 6, 7]
     [message] = [line for line in caplog.messages if 'are traced in' in line]
