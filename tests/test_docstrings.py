@@ -1,6 +1,7 @@
 """Every public function, class and method has a docstring, and one that takes or returns arrays gives their shapes."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import attnlab
 PACKAGE = Path(attnlab.__file__).parent
 FILES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob('*.py'))
 ARRAYS = {'Array', 'jax.Array', 'np.ndarray', 'numpy.ndarray'}
+SHAPE = re.compile(r'\[|\bshape')  # [B, T], or 'of any shape'
 KEYS = {'rng', 'key', 'dropout_rng'}  # PRNG keys, which have no axes
 FLAX = {'setup', '__call__'}  # described by the module's own docstring where theirs is absent
 
@@ -33,6 +35,8 @@ def bare_arrays(node):
     """Whether an annotation of a function names an array type without the shape that jaxtyping would give."""
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     annotations = [each.annotation for each in arguments if each.arg not in KEYS] + [node.returns]
+    if any(ast.unparse(x).startswith('Callable[') for x in annotations if x):
+        return False  # the arrays of a function that is passed
     shaped = [x for y in annotations if y for x in ast.walk(y) if isinstance(x, ast.Subscript) and _is_shaped(x)]
     inside = {id(x) for y in shaped for x in ast.walk(y)}
     return any(
@@ -41,19 +45,26 @@ def bare_arrays(node):
     )  # fmt: skip
 
 
+def _legend(node, module):
+    """The module's docstring, if it explains every argument of a function."""
+    text = ast.get_docstring(module) or ''
+    return text if all(each.arg in text for each in node.args.args) else ''
+
+
 def _is_shaped(node):
     return isinstance(node.slice, ast.Tuple) and isinstance(node.slice.elts[-1], ast.Constant)
 
 
 def faults(source):
     """(name, fault) of each public definition of a module."""
-    found = []
-    for node in ast.parse(source).body:
+    found, module = [], ast.parse(source)
+    for node in module.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith('_'):
             text = ast.get_docstring(node) or ''
             if not text:
                 found.append((node.name, 'no docstring'))
-            if isinstance(node, ast.FunctionDef) and bare_arrays(node) and '[' not in text:
+            is_bare = isinstance(node, ast.FunctionDef) and bare_arrays(node)
+            if is_bare and not SHAPE.search(text + _legend(node, module)):
                 found.append((node.name, 'no shapes'))
             methods = [m for m in node.body if isinstance(m, ast.FunctionDef)] if isinstance(node, ast.ClassDef) else []
             for method in methods:
@@ -62,7 +73,7 @@ def faults(source):
                     continue
                 if not own and method.name not in INHERITED | FLAX:
                     found.append((f'{node.name}.{method.name}', 'no docstring'))
-                if bare_arrays(method) and '[' not in own + text and method.name not in INHERITED:
+                if bare_arrays(method) and not SHAPE.search(own + text) and method.name not in INHERITED:
                     found.append((f'{node.name}.{method.name}', 'no shapes'))
     return found
 

@@ -169,12 +169,12 @@ def block_product_shapes(B: int, T: int, D: int, N: int, F: int) -> list[tuple[t
 
 
 def product_operands(products: ProductShapes) -> list[list[jax.Array]]:
-    """Return arrays of ones for each product: left operand, right operand, and the cotangent of the result."""
+    """Return arrays of ones for each product, of its shapes: left operand, right operand, cotangent of the result."""
     return [[jnp.ones(shape) for shape in (left, right, (*left[:-1], right[-1]))] for left, right in products]
 
 
 def run_products(operands: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
-    """Return one element of each product's result and gradients, so that all are computed and none is kept."""
+    """Return one element, of shape [], of each product's result and gradients: all are computed and none is kept."""
     elements = []
     for left, right, d_result in operands:
         result, vjp = jax.vjp(jnp.matmul, left, right)

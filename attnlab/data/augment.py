@@ -1,6 +1,9 @@
 """Random augmentation of training images in NumPy, a batch at a time: uint8 in, uint8 out.
 
     pixels, labels = Augment(crop=4, flip=True, policy='trivial', cutmix=1.0)(pixels, labels, random)
+
+Every function returns pixels of the shape and dtype that it takes.  pixels: [B, H, W, C] uint8.  strength: [B] float32
+from 0 to 1.  sign: [B] float32, 1 or -1.
 """
 
 import dataclasses
@@ -86,7 +89,7 @@ class Augment:
 
 
 def random_crop(pixels: np.ndarray, margin: int, flip: bool, random: Random) -> np.ndarray:
-    """Pad each image by `margin` black pixels and crop it at random to its original size.
+    """Pad each image [B, H, W, C] by `margin` black pixels and crop it at random to its original size.
 
     flip: mirror each image with probability 1/2.
     """
@@ -118,7 +121,7 @@ def random_boxes(
 
 
 def random_erase(pixels: np.ndarray, rate: float, random: Random) -> np.ndarray:
-    """Fill a random box with noise, in each image with probability `rate`."""
+    """Fill a random box of images [B, H, W, C] with noise, in each image with probability `rate`."""
     B, H, W, C = pixels.shape
     selected = np.flatnonzero(random.random(B) < rate)
     n = len(selected)

@@ -62,7 +62,7 @@ def text_to_bytes(text: str) -> np.ndarray:
 
 
 def bytes_to_text(array: np.ndarray) -> str:
-    """Return the text of `text_to_bytes`."""
+    """Return the text of an array [n] uint8 that `text_to_bytes` returned."""
     return array.tobytes().decode('utf-8', 'surrogatepass')
 
 

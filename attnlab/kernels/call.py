@@ -61,7 +61,7 @@ def raise_unsupported(reasons: Iterable[tuple[str, bool, str]]) -> None:
 
 
 def output_or_tuple(outputs: AttentionOutput) -> Array | tuple[Array, ...]:
-    """Return the output alone, or a tuple of all arrays that are not None, in the order (output, residual, weights)."""
+    """Return the output [B, T, N, Hv] alone, or a tuple (output, residual, weights) without those that are None."""
     optional = tuple(x for x in outputs[1:] if x is not None)
     return (outputs.output, *optional) if optional else outputs.output
 
@@ -117,7 +117,7 @@ def static_number(name: str, x: Any) -> float:
 
 
 def logit_scale(scale: Any, width: int) -> float | Array:
-    """Return the factor of the logits, 1 / sqrt(width) if `scale` is None.
+    """Return the factor of the logits, a number or an array of shape []; 1 / sqrt(width) if `scale` is None.
 
     Raises ValueError unless `scale` is one number, which may be traced.  An array with an axis is refused because
     broadcasting would multiply it along keys or channels, never along heads.

@@ -56,7 +56,8 @@ def flash_forward(config: FlashConfig, floats: FloatInputs, others: OtherInputs)
 
 
 def lse_for_gradient(is_empty: Array, lse: Array) -> Array:
-    """Return `lse` with the largest finite number for empty rows, so that the backward pass gives them zero weights."""
+    """Return `lse` [B, K, G, T] with the largest finite number for empty rows, whose weights are then zero in the
+    backward pass."""
     return jnp.where(is_empty, jnp.finfo(lse.dtype).max, lse)
 
 
@@ -71,7 +72,9 @@ def flash_gradients(
 ) -> FloatInputs:
     """Return the gradients of all floating-point inputs, in float32 or wider, given the cotangent of the output.
 
-    `lse` comes from `lse_for_gradient`.  The keys may be a part of all keys of the rows: if output and
+    output, d_out: [B, K, G, T, Hv].  lse: [B, K, G, T], from `lse_for_gradient`.
+
+    The keys may be a part of all keys of the rows: if output and
     log-sum-exp are over all keys, the gradients of query and ALiBi slopes for the parts add up.
     """
     rows, shared = split_batch_rows(floats, others)
@@ -133,16 +136,19 @@ class BatchRow(NamedTuple):
         return MaskTiles(self.config.grid, self.others.mask, self.others.block_starts)
 
     def allowed_pairs(self, i: Array, j: Array) -> Bool[Array, '#K #G queries keys']:
-        """Return which pairs the mask allows."""
+        """Return which pairs of the tile (i, j), indices of shape [], the mask allows."""
         return group_heads(self.tiles.allowed(i, j), self.floats.query.shape[0])[0]
 
     def distances(self, i: Array, j: Array) -> Float[Array, '1 1 queries keys']:
-        """Return |query position - key position|, in the dtype of the query."""
+        """Return |query position - key position| in the tile (i, j), in the dtype of the query.
+
+        i, j: indices of shape [].
+        """
         grid = self.config.grid
         return position_distances(self.tiles.tile(i, j), grid.queries, grid.keys).astype(self.floats.query.dtype)
 
     def dropout_factors(self, i: Array, j: Array) -> Float[Array, 'K G queries keys']:
-        """Return the factors of the weights under dropout."""
+        """Return the factors of the weights of the tile (i, j) under dropout; i, j: indices of shape []."""
         (K, G, *_), config = self.floats.query.shape, self.config
         first_query, first_key = self.tiles.starts(i, j)
         seed, batch_row = self.others.dropout_seed, self.others.batch_row
@@ -155,7 +161,8 @@ class BatchRow(NamedTuple):
     ) -> tuple[Float[Array, 'K G queries keys'], Array | None]:
         """Return the logits, -inf where hidden, and the derivative of the soft cap (None without a cap).
 
-        `query` is the block i of queries; `keys` are the keys of the whole row.
+        query: [K, G, queries, H], block i of the queries.  keys: [K, S, H], those of the whole row.
+        allowed: [#K, #G, queries, keys] bool; all are allowed if None.
         """
         key, cap, cap_derivative = self.tiles.cut(keys, 'KSH', i, j), self.config.soft_cap, None
         logits = jnp.einsum('kgth,ksh->kgts', query, key, preferred_element_type=query.dtype)

@@ -73,7 +73,7 @@ def group_heads(x: Array, K: int) -> Array:
 
 
 def map_inputs(function: Callable[[Array, str], Any], floats: FloatInputs, others: OtherInputs) -> FlashInputs:
-    """Apply `function(array, axes)` to each array; `axes` has one letter for each axis, as in the annotations."""
+    """Apply `function(array, axes)` to each array; `axes` is its shape, one letter for each axis."""
     optional: Any = lambda x, axes: None if x is None else function(x, axes)
     batch_row, seed = optional(others.batch_row, 'B'), optional(others.dropout_seed, 'W')
     return (

@@ -128,7 +128,9 @@ def _convert_field(name: str, x: Any) -> Any:
 
 
 def widen_integers(name: str, x: ArrayLike | IntegerLists) -> Array:
-    """Convert signed integers to int32 or wider, because window sizes and cache lengths do not fit int8 and int16.
+    """Convert signed integers of any shape to int32 or wider.
+
+    Window sizes and cache lengths do not fit int8 and int16.
 
     Raises ValueError, with the argument's `name`, for values beyond the range of JAX's integers, which JAX would wrap
     around without an error; lengths are clipped to the largest integer instead.  Other dtypes are returned as they are:

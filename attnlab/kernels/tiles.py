@@ -67,7 +67,7 @@ class MaskTiles(NamedTuple):
         )  # fmt: skip
 
     def cut(self, x: Array, axes: str, i: Int[Array, ''], j: Int[Array, '']) -> Array:
-        """Return the part of an array that belongs to the tile (i, j); `axes` has one letter for each axis.
+        """Return the part of an array that belongs to the tile (i, j); `axes`: its shape, one letter for each axis.
 
         A broadcast axis of size one is not cut.
         """

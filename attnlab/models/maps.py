@@ -36,7 +36,7 @@ def attention_maps(intermediates: Mapping[str, Any]) -> dict[str, Float[Array, '
 
 
 def apply_with_attention_maps(module: nn.Module, params: Any, *inputs: Array) -> tuple[Any, dict[str, Array]]:
-    """Return the output of a model, and its `attention_maps`."""
+    """Return the output of a model, and its `attention_maps` [B, L, N, T, S] by name."""
     output_and_state: Any = module.apply({'params': params}, *inputs, mutable=['intermediates'])
     output, state = output_and_state
     return output, attention_maps(state.get('intermediates', {}))

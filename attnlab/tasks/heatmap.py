@@ -85,7 +85,7 @@ def plot_heatmap(
 
 
 def check_weights(weights, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
-    """Return the weights as float32; raise ValueError for a shape other than the labels', or a weight not finite."""
+    """Return weights [T, S] as float32; ValueError for another shape than the labels', or a weight not finite."""
     weights = np.asarray(weights, np.float32)
     if weights.shape != (len(rows), len(columns)) or not weights.size:
         raise ValueError(f'weights have shape {weights.shape}; the labels have shape ({len(rows)}, {len(columns)}): '
@@ -158,7 +158,7 @@ def save_alignment(path: str | Path, weights, rows: Sequence[str], columns: Sequ
 
 
 def load_alignment(path: str | Path) -> tuple[np.ndarray, list[str], list[str]]:
-    """Return (weights, rows, columns) of a file that `save_alignment` wrote; pickled data are refused."""
+    """Return (weights [T, S] float32, rows, columns) of a file of `save_alignment`; pickled data are refused."""
     with np.load(path, allow_pickle=False) as file:
         return file['weights'], file['rows'].tolist(), file['columns'].tolist()
 

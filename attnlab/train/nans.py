@@ -86,7 +86,7 @@ def find_nonfinite(
     That is a parameter, an input, the output of a module, the loss, or, of the gradients, the one of the parameter that
     is nearest to the output.
 
-    micro_batches: (batch, PRNG key) of all micro-batches of the step, in order.
+    micro_batches: (batch, PRNG key of shape []) of all micro-batches of the step, in order.
     scale: the loss scale of the step, if it has one.
     """
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:

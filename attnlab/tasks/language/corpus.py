@@ -65,7 +65,7 @@ def encode_texts(data: TextData, texts: Sequence[SourceText], vocabulary: Tokeni
 def build_rows(data: TextData, ids: list[np.ndarray], T: int) -> TokenRows:
     """Return rows of T tokens in which each token is a label exactly once, except the first token of each text.
 
-    ids: token ids of each document, which are packed, or of one text, which is cut into consecutive windows.
+    ids: token ids [n] of each document, which are packed, or of one text, which is cut into consecutive windows.
     """
     return rows.pack_documents(ids, T) if data.documents else rows.consecutive_windows(ids[0], T)
 

@@ -90,7 +90,7 @@ def plot_mistakes(images: Images, probabilities: np.ndarray, mistakes: np.ndarra
 
 
 def plot_confusion_matrix(probabilities: np.ndarray, images: Images) -> Figure:
-    """Plot the confusion matrix, each row as shares of its class.
+    """Plot the confusion matrix of probabilities [n, classes], each row as shares of its class.
 
     Up to 20 classes have their counts and names written out.
     """
@@ -120,7 +120,10 @@ def plot_confusion_matrix(probabilities: np.ndarray, images: Images) -> Figure:
 
 
 def plot_calibration(probabilities: np.ndarray, labels: np.ndarray) -> Figure:
-    """Plot accuracy against confidence, one bar for each bin, with the line on which both are equal."""
+    """Plot accuracy against confidence, one bar for each bin, with the line on which both are equal.
+
+    probabilities: [n, classes].  labels: [n] int.
+    """
     from matplotlib.figure import Figure
 
     sizes, _, accuracy = scores.calibration_bins(probabilities, labels)
