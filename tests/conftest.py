@@ -70,7 +70,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip('the test would begin after ATTNLAB_TEST_DEADLINE')
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases beyond `quick_cases(n)` as slow, and sort the tests."""
+    mark_slow_cases(items)
+    sort_by_folder(items)
+
+
+def mark_slow_cases(items: list[pytest.Item]) -> None:
+    """Leave n cases of a test with `quick_cases(n)` in the quick tests, spread evenly over all; mark the others slow."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker('quick_cases') and not item.get_closest_marker('slow'):
+            cases.setdefault(item.nodeid.partition('[')[0], []).append(item)
+    for group in cases.values():
+        count = group[0].get_closest_marker('quick_cases').args[0]  # type: ignore[union-attr]
+        quick = {i * len(group) // count for i in range(count)}
+        for i, item in enumerate(group):
+            if i not in quick:
+                item.add_marker('slow')
+
+
+def sort_by_folder(items: list[pytest.Item]) -> None:
     """Run folders with long tests first: parallel test processes then end at about the same time."""
     slow_folders = ('train/', 'sweeps/', 'test_experiments', 'tasks/', 'models/')
 

@@ -175,6 +175,7 @@ SWEEPS = {
 }  # fmt: skip
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize('experiment', EXPERIMENTS)
 def test_every_point_of_its_sweeps_can_be_trained(experiment):
     """Each sweep is checked as the command checks it: types, model, optimizer, no point twice."""

@@ -45,6 +45,7 @@ def check_function(name, causal, backward):
         np.testing.assert_allclose(np.sum(gradient * step[index]) * 2, above - below, rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(('causal', 'backward'), KINDS)
 @pytest.mark.parametrize('name', ['dense', 'blockwise', 'jax.nn', 'flax'])
 def test_every_jax_function_computes_attention(name, causal, backward):
@@ -95,6 +96,7 @@ def test_different_results_are_an_error():
             attention.check_agreement({'ours': (a, a), 'theirs': (a, wrong)}, AttentionProblem(SHAPE))
 
 
+@pytest.mark.slow
 def test_tables_numbers_and_figures_are_written(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(attention, 'ROUNDS', 3)
     monkeypatch.setattr(attention_functions, 'find_spec', lambda name: None)
@@ -153,6 +155,7 @@ def test_figures_have_these_lines():
     assert [line.get_xydata().tolist() for line in axes.lines] == [[[16, 16], [32, 32]]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not memory.can_measure_memory(), reason='only Linux reports peak memory')
 def test_peak_memory_is_that_of_the_call(monkeypatch):
     monkeypatch.delenv('XLA_FLAGS')  # one device, as in a benchmark; each further device has its own threads

@@ -16,12 +16,14 @@ from tests.bench.products import matrix_products
 TINY = lm.LanguageModelSizes(vocabulary=13, width=8, layers=2, heads=2, context=20, batch=3)
 
 
+@pytest.mark.slow
 def test_labels_are_the_next_inputs():
     _, _, (inputs, labels) = lm.create_language_model(TINY)
     assert inputs.shape == labels.shape == (3, 20) and 0 <= inputs.min() and inputs.max() < 13
     np.testing.assert_array_equal(inputs[:, 1:], labels[:, :-1])
 
 
+@pytest.mark.slow
 def test_a_step_trains_and_does_not_change_the_given_parameters():
     model, params, arrays = lm.create_language_model(TINY)
     first, second = (steps.attnlab_training_step(steps.model_loss(model), params, arrays) for _ in range(2))
@@ -30,6 +32,7 @@ def test_a_step_trains_and_does_not_change_the_given_parameters():
     assert second() == pytest.approx(losses[0], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_decoding_gives_the_tokens_of_decoding_without_a_cache():
     model, params, _ = lm.create_language_model(TINY)
     rows = prompt = np.random.default_rng(1).integers(0, 13, (2, 4)).astype(np.int32)

@@ -13,6 +13,7 @@ from tests.bench.products import matrix_products
 TINY = vit.VitSizes(side=8, width=8, layers=2, heads=2, mlp_width=12, classes=3, batch=5)
 
 
+@pytest.mark.slow
 def test_product_shapes_are_those_of_the_program():
     """Products of forward and backward, in the form of `matrix_products`; images have no gradient."""
     model, params, arrays = vit.create_vit(TINY)

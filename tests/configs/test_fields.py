@@ -243,6 +243,7 @@ def test_training_does_not_continue_from_a_damaged_config(tmp_path):
 # Fields that are paths
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(('experiment', 'changes'), [
     ('language/shakespeare_char.py', [('data.folder', '~/plays')]),
     ('language/gpt2_small.py', [('data.path', '~/plays/input.txt')]),

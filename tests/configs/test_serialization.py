@@ -36,6 +36,7 @@ leaves = st.dictionaries(names, tuples, max_size=3)
 sections = st.recursive(leaves, lambda inner: st.dictionaries(names, inner | tuples, max_size=3))
 
 
+@pytest.mark.slow
 @given(sections)
 def test_any_config_survives_json(values):
     config = ConfigDict(values).lock()

@@ -227,6 +227,7 @@ def test_digits_are_deterministic_and_differ_between_splits():
         assert not np.array_equal(first.pixels, other.pixels)
 
 
+@pytest.mark.slow
 def test_the_real_set(shared):
     folder = shared('cifar10')
     if not (folder / 'cifar-10-batches-py').is_dir():

@@ -196,6 +196,7 @@ def test_normalising_is_idempotent_and_words_restore_the_text(text):
         assert not any(word == '' or ' ' in word for word in words)
 
 
+@pytest.mark.slow
 def test_words_restore_every_real_line(shared):
     lines = marked = 0
     for text, language in real_lines(shared):

@@ -85,6 +85,7 @@ def test_each_word_of_any_text_is_known_or_unknown(small, text):
     assert set(small.unknown_words(text)) <= set(map(strip_spacing_mark, tokenise(normalise(text, 'fr'))))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_vocabulary_is_the_same_in_every_process(kind):
     code = (

@@ -96,6 +96,7 @@ FIRST = [row[:n] for row, n in zip(TOKENS, LENGTHS, strict=True)]
 REST = [row[n:] for row, n in zip(TOKENS, LENGTHS, strict=True)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('name', MODELS)
 def test_calls_of_any_size_give_the_logits_of_one_pass(name):
     """Calls of one token are the steps of decoding: step t gives row t of the logits."""
@@ -151,6 +152,7 @@ def test_a_row_does_not_depend_on_the_rest_of_the_batch(name):
         jax.tree.map(lambda x, y: np.testing.assert_array_equal(row(x), row(y)), other_cache, cache)  # noqa: B023
 
 
+@pytest.mark.slow
 def test_a_padded_row_of_a_batch_equals_the_row_alone_without_padding():
     model = compiled('today')
     _, logits = model.extend(model.empty, pad_rows(TOKEN_MASK, FIRST), TOKEN_MASK)
@@ -215,6 +217,7 @@ def decode_without_cache(name, prompts, max_tokens):
     return [row[len(prompt) : len(prompt) + max_tokens].tolist() for row, prompt in zip(tokens, prompts, strict=True)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('name', ['today', 'convolution', 'lstm'])
 def test_sampling_at_temperature_zero_equals_decoding_without_a_cache(name):
     """Prompts have unequal lengths and any padding."""
@@ -252,6 +255,7 @@ def test_one_program_decodes_200_tokens_for_all_prompts():
     assert first_tokens.shape == second_tokens.shape == (B, max_tokens) and jnp.any(first_tokens != second_tokens)
 
 
+@pytest.mark.slow
 def test_beam_search_with_a_cache_equals_brute_force():
     """V = 4, three tokens: all 40 hypotheses, scored without a cache, for prompts of unequal length."""
     small, max_tokens, eos_id = CompiledModel(make_model(**TODAY, vocabulary=4), T + 3), 3, 2

@@ -43,6 +43,7 @@ def decode_one_row(logits, weights, max_tokens):
     return tokens, token_weights
 
 
+@pytest.mark.slow
 def test_each_token_is_the_most_probable_and_zeros_follow_eos():
     state = random_tables(40, eos_bonus=0.5)
     tokens, weights = decode(state)

@@ -86,6 +86,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('settings', SETTINGS, ids=str)
 def test_tokens_have_the_probabilities_of_the_definition(settings):
     """4,000 rows of one table, 5 tokens each, so that every token follows every other."""
@@ -112,6 +113,7 @@ def test_draws_of_steps_and_rows_are_independent(rng):
     assert np.any(tokens != decode(jnp.zeros((1000, V, V)), jax.random.key(2)).tokens)
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_the_rest_of_the_batch():
     state, settings = random_tables(12, eos_bonus=0.5), {'eos_id': EOS, 'temperature': 1.5, 'top_k': 5, 'top_p': 0.9}
     rng = jax.random.key(4)

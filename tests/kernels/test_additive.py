@@ -13,11 +13,13 @@ from tests.kernels import oracle
 from tests.kernels.combinations import make_arguments, small_combination
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('seed', range(100, 124))
 def test_output_and_gradients_match_oracle(seed):
     oracle.check_function(additive_attention, make_arguments(small_combination(seed, additive=True)))
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 @pytest.mark.parametrize('seed', range(124, 127))
 def test_half_precision_matches_oracle(seed, dtype):
@@ -37,6 +39,7 @@ def test_logits_are_score_times_tanh_of_sum():
     np.testing.assert_allclose(weights[0, 0, 0], np.exp(logits) / np.exp(logits).sum(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_large_float16_inputs_do_not_overflow():
     query, key = jnp.full((1, 1, 1, 4), 6e4, 'float16'), jnp.full((1, 2, 1, 4), 6e4, 'float16')
     score, value = jnp.full((1, 4), 6e4, 'float16'), jnp.array([1, 3], 'float16')[None, :, None, None]

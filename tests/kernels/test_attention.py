@@ -73,17 +73,20 @@ def test_small_combinations_use_every_argument():
         assert sum(name in used for used in names) >= 10, name
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('seed', range(60))
 def test_output_and_gradients_match_oracle(seed):
     oracle.check_function(dot_product_attention, make_arguments(small_combination(seed)))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 @pytest.mark.parametrize('seed', range(60, 66))
 def test_half_precision_matches_oracle(seed, dtype):
     oracle.check_function(dot_product_attention, make_arguments(small_combination(seed)), dtype)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('seed', range(66, 69))
 def test_float64_matches_oracle(seed):
     with jax.enable_x64(True):
@@ -140,6 +143,7 @@ def test_bfloat16_error_over_512_keys_is_within_eps():
 # Soft cap, scale and implementation
 
 
+@pytest.mark.slow
 def test_soft_cap_bounds_logits_before_bias_and_mask():
     query, key, value = make_qkv()
     key = jnp.zeros_like(key).at[:, 1].set(1e4)

@@ -10,6 +10,7 @@ from tests.kernels.calls import B, H, K, N, S, T, make_qkv, run_with_gradients, 
 # Precision
 
 
+@pytest.mark.quick_cases(1)
 def test_results_have_dtype_of_query(attend):
     for dtype in ('float32', 'bfloat16', 'float16'):
         for other in ('float32', 'bfloat16'):
@@ -21,6 +22,7 @@ def test_results_have_dtype_of_query(attend):
             assert output.dtype == dtype and residual.dtype == weights.dtype == jnp.float32
 
 
+@pytest.mark.quick_cases(1)
 def test_float16_gradients_do_not_overflow(attend):
     query, key, value = jnp.zeros((1, 1, 1, 128)), jnp.zeros((1, 2, 1, 128)), jnp.full((1, 2, 1, 128), 100.0)
     query, key, value = (x.astype('float16') for x in (query, key, value))
@@ -37,6 +39,7 @@ def test_long_sums_are_accumulated_in_float32(attend, dtype):
 # Weights
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('rate', [0.0, 0.5])
 def test_weights_are_before_dropout_and_do_not_change_output(attend, rate):
     query, key, value = make_qkv()
@@ -58,6 +61,7 @@ def test_requested_results_come_in_order(attend):
     same(attend(*make_qkv()), output)
 
 
+@pytest.mark.quick_cases(1)
 def test_residual_has_no_gradient(attend):
     gradients = jax.grad(lambda x: jnp.sum(attend(*x, return_residual=True)[1]))(make_qkv())
     assert not any(jnp.any(x != 0) for x in gradients)
@@ -77,6 +81,7 @@ def weights_before_and_after_dropout(attend, rate, key, S=64):
     return np.asarray(weights), np.asarray(output.swapaxes(1, 2))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('rate', [0.1, 0.5])
 def test_dropout_is_independent_for_each_weight(attend, rate):
     weights, after = weights_before_and_after_dropout(attend, rate, jax.random.key(1))
@@ -98,6 +103,7 @@ def test_dropout_is_a_function_of_its_prng_key(attend):
     weights_before_and_after_dropout(attend, 0.5, jax.random.PRNGKey(1))  # a raw key
 
 
+@pytest.mark.quick_cases(1)
 def test_mean_over_dropout_keys_is_output_without_dropout(attend):
     call = lambda key: attend(*make_qkv(), dropout_rate=0.5, dropout_rng=key)
     draws = np.asarray(jax.jit(jax.vmap(call))(jax.random.split(jax.random.key(0), 4000)))
@@ -105,6 +111,7 @@ def test_mean_over_dropout_keys_is_output_without_dropout(attend):
     assert np.all(np.abs(draws.mean(0) - attend(*make_qkv())) <= 5 * error) and np.all(error > 0)
 
 
+@pytest.mark.quick_cases(1)
 def test_gradients_use_the_dropped_weights(attend):
     query, key, value = make_qkv()
     kwargs = {'dropout_rate': 0.5, 'dropout_rng': jax.random.key(3)}
@@ -149,6 +156,7 @@ def loss_of(attend, query, key, value):
     return jnp.sum(jnp.sin(attend(query, key, value, is_causal=True, key_value_seq_lengths=LENGTHS)))
 
 
+@pytest.mark.slow
 def test_jit_and_remat_do_not_change_gradients(attend):
     loss = lambda x: loss_of(attend, *x)
     expected = jax.grad(loss)(make_qkv())
@@ -156,6 +164,7 @@ def test_jit_and_remat_do_not_change_gradients(attend):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), transformed(make_qkv()), expected)
 
 
+@pytest.mark.quick_cases(1)
 def test_vmap_pmap_and_map_equal_a_loop(attend):
     many = jax.tree.map(lambda *x: jnp.stack(x), *(make_qkv(seed=i) for i in range(4)))
     gradient = jax.grad(lambda x: loss_of(attend, *x))

@@ -64,6 +64,7 @@ CALLS = {
 }
 
 
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize('is_causal', [True, False])
 @pytest.mark.parametrize('call', CALLS)
 def test_output_and_gradients_match_reference(call, is_causal):

@@ -209,6 +209,7 @@ _with_nan_gradient_outside.defvjp(
 )
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize('case', CASES.values(), ids=CASES)
 def test_contract_holds_around_fake_cudnn(hopper, monkeypatch, case):
     monkeypatch.setattr(jax.nn, 'dot_product_attention', fake_cudnn)

@@ -39,6 +39,7 @@ CALLS = {
 OURS = {'default': {}, 'blockwise': {'implementation': 'blockwise', 'block_sizes': (2, 4)}}
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('ours', OURS.values(), ids=OURS)
 @pytest.mark.parametrize('kwargs', CALLS.values(), ids=CALLS)
 def test_arguments_have_the_meaning_of_jax(kwargs, ours):

@@ -97,6 +97,7 @@ CALLS = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('call', CALLS)
 def test_output_and_gradients_match_reference(call):
     t, s, kwargs = CALLS[call]

@@ -34,6 +34,7 @@ NAN, INF = float('nan'), float('inf')
 # Rows that may attend to no key
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     'dtype, select', [('float32', 'where'), ('float32', 'multiply'), ('bfloat16', 'multiply'), ('float16', 'where')]
 )
@@ -64,6 +65,7 @@ def test_empty_row_stops_nan_gradient(attend):
     assert not any(jnp.any(x[1] != 0) for x in gradients)
 
 
+@pytest.mark.quick_cases(1)
 def test_bias_of_minus_infinity_equals_mask(attend):
     visible = np.tri(T, S, -1, dtype=bool)[None, None]  # row 0 is empty
     bias = jnp.where(visible, 0.0, -INF)
@@ -90,6 +92,7 @@ MASKS = {
 }  # fmt: skip
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize('mask_arguments, rows', MASKS.values(), ids=MASKS)
 def test_masked_entries_are_ignored(attend, mask_arguments, rows):
     query, key, value = make_qkv()
@@ -126,6 +129,7 @@ LOGITS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
 @pytest.mark.parametrize('mask_arguments', LAST_HIDDEN.values(), ids=LAST_HIDDEN)
 @pytest.mark.parametrize('implementation', ['dense', 'blockwise'])
@@ -186,6 +190,7 @@ def test_visible_nan_gives_nan(attend, where):
 # Causality, lengths, windows, segments
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     'T, S, top_left, bottom_right',
     [
@@ -200,6 +205,7 @@ def test_causality_is_aligned_top_left_or_by_positions(attend, T, S, top_left, b
     np.testing.assert_allclose(visible_means(attend, T, S, is_causal=True, **positions), bottom_right, rtol=1e-6)
 
 
+@pytest.mark.quick_cases(2)
 def test_causal_output_does_not_depend_on_later_keys(attend):
     query, key, value = make_qkv(T=S)
     (output, *_), _ = run_with_gradients(attend, query, key, value, is_causal=True)
@@ -211,6 +217,7 @@ def test_causal_output_does_not_depend_on_later_keys(attend):
     assert not jnp.allclose(output[:, :-1], not_causal[:, :-1], atol=1e-2)
 
 
+@pytest.mark.quick_cases(1)
 def test_decoding_one_query_at_a_time_equals_causal_call(attend):
     query, key, value = make_qkv(T=S)
     whole = attend(query, key, value, is_causal=True)
@@ -229,6 +236,7 @@ def test_key_lengths_and_query_lengths(attend):
     np.testing.assert_allclose(both, [2.5, 2.5, 0, 0, 0, 0], rtol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 def test_padded_example_equals_example_alone(attend):
     """Three examples of three queries and three keys, so that exchanged axes fit, and give a wrong result."""
     query, key, value = (jnp.concatenate([x, x[:1] + 1]) for x in make_qkv(T=3, S=3))
@@ -240,6 +248,7 @@ def test_padded_example_equals_example_alone(attend):
     assert jnp.all(rows[0] == 0)
 
 
+@pytest.mark.quick_cases(1)
 def test_batch_row_of_length_zero_does_not_change_others(attend):
     query, key, value = make_qkv()
     (output, *_), gradients = run_with_gradients(attend, query, key, value, key_value_seq_lengths=jnp.array([S - 1, 0]))
@@ -250,6 +259,7 @@ def test_batch_row_of_length_zero_does_not_change_others(attend):
     same(jax.tree.map(lambda x: x[:1], gradients), expected)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('shape', [(B, 1, 1, S), (1, 1, T, S), (1, N, 1, 1)])
 def test_broadcast_mask_equals_full_mask(attend, shape):
     mask = jnp.asarray(np.random.default_rng(2).random(shape) < 0.6)
@@ -257,6 +267,7 @@ def test_broadcast_mask_equals_full_mask(attend, shape):
     same(run_with_gradients(attend, *make_qkv(), mask=mask), run_with_gradients(attend, *make_qkv(), mask=full))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     'shape, mapped', [((1, N, T, S), False), ((B, 1, 1, S), False), ((1, 1, T, S), False), ((B, 1, 1, S), True)]
 )
@@ -275,6 +286,7 @@ def test_gradient_of_broadcast_bias_is_sum_of_full_gradient(attend, shape, mappe
     np.testing.assert_allclose(gradients[3], jnp.sum(whole[3], axes, keepdims=True), atol=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('dtype, x64', [('float16', False), ('bfloat16', True)])
 def test_causality_and_padding_combine_to_one_mask(attend, dtype, x64):
     query, key, value = (x.astype(dtype) for x in make_qkv(T=S))
@@ -287,6 +299,7 @@ def test_causality_and_padding_combine_to_one_mask(attend, dtype, x64):
     assert both[0][0].dtype == dtype and jnp.all(both[0][0][:, 0] == 0)
 
 
+@pytest.mark.slow
 def test_intermediate_values_are_finite(attend):
     """Run operation by operation, so that JAX checks each result: rows with all, some and no keys, and a low bias."""
     low = jnp.full((1, 1, 1, S), jnp.finfo('float32').min / 2)
@@ -296,6 +309,7 @@ def test_intermediate_values_are_finite(attend):
         )
 
 
+@pytest.mark.slow
 def test_window_contains_query_position_and_both_sides(attend):
     window = lambda size, T=5, **kwargs: visible_means(attend, T, 5, local_window_size=size, **kwargs)
     np.testing.assert_allclose(window((1, 0)), [1, 1.5, 2.5, 3.5, 4.5], rtol=1e-6)
@@ -307,6 +321,7 @@ def test_window_contains_query_position_and_both_sides(attend):
     np.testing.assert_allclose(window((1, 0), T=1, query_positions=jnp.array([[3]])), [3.5], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_packed_segments_do_not_interact(attend):
     query, key, value = make_qkv(T=S)
     ids = jnp.array([[0, 0, 1, 1, 9]])
@@ -329,6 +344,7 @@ def test_packed_segments_do_not_interact(attend):
 # Heads
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('heads', [(4, 4), (4, 2), (4, 1), (6, 3)])
 def test_query_heads_share_key_heads_in_groups(attend, heads):
     many, few = heads
@@ -337,6 +353,7 @@ def test_query_heads_share_key_heads_in_groups(attend, heads):
     np.testing.assert_allclose(output[0, 0, :, 0], np.repeat(np.arange(1, few + 1), many // few), rtol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 def test_gradients_of_shared_heads_are_sums_over_groups(attend):
     query, key, value = make_qkv()
     _, (_, dk, dv) = run_with_gradients(attend, query, key, value, is_causal=True)

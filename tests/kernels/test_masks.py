@@ -128,6 +128,7 @@ def test_masks_that_cannot_be_combined_raise():
         dot_product_attention(x, x, x, mask=Mask(prefix_lengths=jnp.array([1, 2])))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('implementation', ['dense', 'blockwise'])
 def test_attention_combines_mask_with_mask_arguments(implementation):
     random = np.random.default_rng(0)
@@ -220,6 +221,7 @@ def test_narrow_lengths_and_segments_equal_int32(implementation):
     assert jnp.all(jnp.any(expected[0, :100] != 0, axis=(1, 2))) and not jnp.any(expected[0, 100:])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('implementation', ['dense', 'blockwise'])
 def test_arguments_accept_python_and_numpy_numbers(implementation):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 1, 2)), jnp.float32)

@@ -46,6 +46,7 @@ def growth_factors(measure, implementation, name, lengths=LENGTHS) -> list[float
     return [after / before for before, after in zip(sizes, sizes[1:], strict=False)]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize('name', OPTIONS)
 def test_no_value_grows_quadratically_with_length(name):
     assert max(growth_factors(largest_value, 'blockwise', name)) <= GROWTH

@@ -48,6 +48,7 @@ SPECS = {
 }
 
 
+@pytest.mark.quick_cases(13)
 @VALUES
 @pytest.mark.parametrize('spec', SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize('name', CALLS)
@@ -79,6 +80,7 @@ def test_explicitly_divided_arrays_need_no_mesh_in_context():
     np.testing.assert_allclose(attend(divided), jax.nn.dot_product_attention(x, x, x), atol=2e-6)
 
 
+@pytest.mark.quick_cases(11)
 @VALUES
 @pytest.mark.parametrize('vmap_rows', [False, True], ids=['row by row', 'all rows'])
 @pytest.mark.parametrize('shared', [False, True], ids=['own keys', 'shared keys'])

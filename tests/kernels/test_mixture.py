@@ -70,6 +70,7 @@ def gradients_and_output(mesh, *, kind, capacity=None, dropout_rate=0.0, **chang
         return program(*random_inputs(kind, **changes))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('case', CASES)
 @pytest.mark.parametrize('mesh', MESHES)
 def test_mesh_matches_one_device(mesh, case):
@@ -78,6 +79,7 @@ def test_mesh_matches_one_device(mesh, case):
     assert all(np.any(np.asarray(gradient) != 0) for gradient in jax.tree.leaves(expected[0]))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(('mesh', 'copies'), [
     ('data=8', 1), ('data=2,expert=4', 1), ('data=2,expert=2,tensor=2', 2), ('data=2,sequence=4', 1),
 ])  # fmt: skip

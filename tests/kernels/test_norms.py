@@ -81,6 +81,7 @@ def test_half_precision_rounds_only_the_result(kind, dtype):
 # Zero, small and large
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
 @pytest.mark.parametrize('kind, derivative', [('rms', 1e3), ('l2', 0.0)])
 def test_zero_row_gives_zero_and_the_documented_gradient(kind, derivative, dtype):
@@ -91,6 +92,7 @@ def test_zero_row_gives_zero_and_the_documented_gradient(kind, derivative, dtype
     np.testing.assert_allclose(gradient[0, 1], derivative * loss_weights(x.shape).astype(dtype)[0, 1], rtol=2**-7)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('norm, derivative', [(rms_norm, 1e3), (l2_norm, 0.0)])
 def test_intermediate_values_at_zero_are_finite(norm, derivative):
     """Run operation by operation, because JAX checks only the results of a compiled program."""
@@ -114,6 +116,7 @@ def test_norms_do_not_depend_on_scale_of_input(kind):
     np.testing.assert_allclose(NORMS[kind](1000 * x), NORMS[kind](x), rtol=1e-5, atol=0)
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize('kind, one', [('rms', 1.0), ('l2', 1 / 8)])
 @pytest.mark.parametrize('dtype, value', [
     ('float16', 100.0), ('float16', 60000.0), ('float32', 1e20), ('float32', 3.4e38), ('bfloat16', 3.3e38),
@@ -189,6 +192,7 @@ def test_invalid_arguments_raise_with_value_and_expectation(as_used, message, ca
         norm(*args, **kwargs)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('norm', [rms_norm, l2_norm])
 def test_nan_in_large_array_gives_nan(norm):
     """On a CPU, XLA uses another maximum for large arrays than for small ones, and that maximum ignores NaN."""

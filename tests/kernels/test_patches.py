@@ -61,6 +61,7 @@ def test_resized_positions_interpolate_the_grid():
         resize_position_table(table, (4, 6), (8, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shape', [(8, 6), (7, 5), (1, 2), (3, 1)])
 def test_max_pool_by_two_matches_flax_max_pool(shape):
     images = jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape, 3)), jnp.float32)

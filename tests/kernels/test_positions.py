@@ -38,6 +38,7 @@ def test_known_rows_of_even_and_odd_width(width, expected):
     np.testing.assert_allclose(encode([1], width)[0], expected, atol=6e-7)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize('width', [1, 2, 7, 16])
 @pytest.mark.parametrize('positions', [[0, 1, 2, 50], [[3], [-4]], [0.5, -7.25], 9])
 def test_encoding_matches_formula(positions, width):
@@ -153,6 +154,7 @@ def reference_buckets(queries, keys, buckets, max_distance, bidirectional):
     return result
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize('bidirectional', [True, False])
 @pytest.mark.parametrize(('buckets', 'max_distance'), [(32, 128), (64, 256), (8, 20), (4, 3), (12, 1000)])
 def test_buckets_match_t5(buckets, max_distance, bidirectional):
@@ -200,6 +202,7 @@ def test_invalid_bucket_arguments_raise(as_used, kwargs, message):
         relative_position_buckets(**arguments)
 
 
+@pytest.mark.slow
 def test_distances_of_int8_positions_do_not_wrap_around():
     """100 and -100 fit int8, but their distance does not."""
     queries, keys = np.array([100, 5], np.int8), np.array([-100, 100], np.int8)

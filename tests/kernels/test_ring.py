@@ -115,6 +115,7 @@ def test_output_and_gradients_match_oracle(name, case):
         oracle.check_results(*function(inputs, traced, cotangent), reference, inputs)
 
 
+@pytest.mark.slow
 def test_sums_over_devices_are_float32():
     """If each part of a gradient were rounded, the error would be larger than one rounding of the sum."""
     inputs, kwargs, cotangent, reference = inputs_and_reference('causal', 'bfloat16')
@@ -127,6 +128,7 @@ def test_sums_over_devices_are_float32():
         assert np.all(error <= 2**-8 * np.abs(exact) + 1e-5 * np.abs(exact).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case, sizes', [('causal', (1, 4, 1)), ('plain', (2, 2, 1)), ('causal', (1, 2, 2))])
 def test_divided_arrays_stay_divided_and_are_only_permuted(case, sizes):
     mesh = mesh_of(dict(zip(('data', 'sequence', 'tensor'), sizes, strict=True)))
@@ -160,6 +162,7 @@ def largest_values(size, T, kwargs):
     return np.array(sizes)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('options', ['plain', 'causal', 'segments', 'positions', 'alibi', 'sinks', 'dropout'])
 def test_largest_value_of_a_device_is_inverse_to_device_count(options):
     short, long = 8192, 16384
@@ -192,6 +195,7 @@ def work_of_devices(size, is_folded, T=64, blocks=(4, 2), **kwargs):
     return tile_counts, pair_counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', [2, 4, 8])
 def test_folded_ring_balances_work_in_every_step(size):
     T = 64
@@ -254,6 +258,7 @@ def test_missing_sequence_axis_or_manual_mesh_raises():
         jax.shard_map(inside, in_specs=(), out_specs=P(), check_vma=False)()
 
 
+@pytest.mark.slow
 def test_keys_of_length_zero():
     with jax.set_mesh(mesh_of({'sequence': 2})):
         empty = {name: jnp.zeros(size) for name, size in
@@ -273,6 +278,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', TRANSFORMS)
 def test_transformations_compose(name):
     arrays = jax.tree.map(lambda x: jnp.asarray(np.stack([x, x[::-1] + 1]), 'float32'), random_inputs()[0])
@@ -287,6 +293,7 @@ def test_transformations_compose(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), results, gradients('dense'))
 
 
+@pytest.mark.slow
 def test_gradient_runs_outside_the_mesh_context():
     query = jnp.ones((1, 2, 1, 1))
     with jax.set_mesh(mesh_of({'sequence': 2})):

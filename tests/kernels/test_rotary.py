@@ -47,6 +47,7 @@ def reference(x, positions, frequencies, layout, magnitude=1.0):
 # Layouts
 
 
+@pytest.mark.slow
 def test_known_values_of_both_layouts():
     x = jnp.arange(1.0, 5)[None, None, None]
     for layout, expected in (
@@ -70,6 +71,7 @@ def test_layouts_agree_after_documented_permutation():
 # Rotation
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize(('shape', 'positions', 'fraction'), [
     ((2, 3, 4, 6), [0, 1, 2], 1.0),

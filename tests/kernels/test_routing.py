@@ -99,6 +99,7 @@ def test_expert_capacity():
             expert_capacity(3, 2, 1, factor)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('order', ['choice', 'token'])
 def test_routing_matches_reference(order):
     every = route_and_check(LOGITS, A, None, [T] * B, None, order=order)
@@ -110,6 +111,7 @@ def test_routing_matches_reference(order):
     route_and_check(LOGITS, A, MASK, [3, 1, 2], jnp.array([3, 1, 2]), order=order, renormalised=False)
 
 
+@pytest.mark.slow
 def test_order_decides_which_choices_are_kept():
     """Expert 0 is the second choice of tokens 0 and 1 and the first choice of token 2.
 
@@ -275,6 +277,7 @@ def random_inputs(M, experts=4, dtype='float32'):
     return [jnp.asarray(random.integers(-4, 5, shape), dtype) for shape in shapes]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('size', [1, 2, 8])
 def test_expert_product_and_gradients_match_loop(size):
     """All numbers are integers, so results are exact; rows of no expert give zero and have no gradient."""
@@ -290,6 +293,7 @@ def test_expert_product_and_gradients_match_loop(size):
     same(gradients, (d_rows, d_kernel))
 
 
+@pytest.mark.slow
 def test_expert_product_under_vmap_and_remat():
     rows, kernel, cotangent = random_inputs(len(GROUPS))
     run = functools.partial(output_and_gradients, size=2)

@@ -32,6 +32,7 @@ def mask_and_visible_pairs(kwargs):
     return mask, np.stack([oracle.is_visible(b, 0, *np.ogrid[:T, :S], **kwargs) for b in range(B)])
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('kwargs', MASKS.values(), ids=MASKS)
 def test_counts_match_all_pairs(kwargs):
     mask, visible = mask_and_visible_pairs(kwargs)
@@ -51,6 +52,7 @@ CASES = [(name, None) for name in MASKS]
 CASES += [('all', (1, 1)), ('causal', (1, 1)), ('causal', (B, 1)), ('causal', (1, N)), ('lengths', (B, N))]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('name, axes', CASES)
 def test_sanitized_call_is_finite_and_restored_output_matches_dense(name, axes):
     random = np.random.default_rng(2)

@@ -122,6 +122,7 @@ def check_case(name):
     return check_against_oracle('splash', random_inputs(T, S, **shapes), kwargs, dtype, float32_names=('sinks',))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', CASES)
 def test_interpreter_matches_oracle(monkeypatch, name):
     monkeypatch.setattr(splash, 'dot_product', partial(splash.dot_product, interpret=True))
@@ -139,6 +140,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
 @pytest.mark.parametrize('kwargs', PROGRAMS.values(), ids=PROGRAMS)
 def test_program_calls_kernel_and_forms_no_matrix(tpu, kwargs, dtype):
@@ -151,6 +153,7 @@ def test_program_calls_kernel_and_forms_no_matrix(tpu, kwargs, dtype):
         assert not [shape for shape in fused.value_shapes(program) if {*shape} & {T, 1024} and {*shape} & {S, 1536}]
 
 
+@pytest.mark.slow
 def test_composes_with_vmap_and_remat(tpu):
     attend = attention_of('splash', is_causal=True, key_value_seq_lengths=jnp.array([100, 9]))
     query, key, value = array_shapes(100, 100, 'bfloat16')

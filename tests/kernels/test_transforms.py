@@ -56,6 +56,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.filterwarnings('ignore:The jitted function .* includes a pmap')  # slow, but intended here
 @pytest.mark.parametrize('implementation', BLOCK_SIZES)
 @pytest.mark.parametrize('outer, inner', list(itertools.permutations(TRANSFORMS, 2)))

@@ -89,6 +89,7 @@ def loop_over_experts(variables, x, mask, *, kind, factor=None, shared=False, or
     return jnp.where(token_mask[..., None], output, 0.0), aux
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(('fields', 'mask'), [
     (dict(kind='swiglu'), None),
     (dict(kind='gelu', shared=True, capacity_factor=0.75, order='token'), MASK),
@@ -125,6 +126,7 @@ def test_each_expert_is_initialised_independently():
     assert np.all(params['down']['kernel'] == 2) and np.all(params['up']['bias'] == 0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('kind', ['gelu', 'swiglu'])
 def test_one_expert_equals_an_mlp(kind):
     module, mlp = MixtureOfExperts(1, 1, kind, F), MLP(kind, F)
@@ -140,6 +142,7 @@ def test_one_expert_equals_an_mlp(kind):
 # Capacity
 
 
+@pytest.mark.slow
 def test_tokens_beyond_the_capacity_of_an_expert_give_zero():
     """Eight tokens of each row go to expert 0 of four, whose capacity is two."""
     module = MixtureOfExperts(E, 1, 'gelu', F, capacity_factor=1.0)
@@ -154,6 +157,7 @@ def test_tokens_beyond_the_capacity_of_an_expert_give_zero():
     assert np.all(np.any(unlimited != 0, -1))
 
 
+@pytest.mark.slow
 def test_a_capacity_above_the_number_of_tokens_drops_none():
     apply, variables = make_apply()
     plain = forward(apply, variables, mask=MASK)
@@ -161,6 +165,7 @@ def test_a_capacity_above_the_number_of_tokens_drops_none():
     assert plain[1]['dropped'] == 0
 
 
+@pytest.mark.slow
 def test_padding_has_no_effect():
     """At any place and with any value, including NaN; its output is zero, and it takes no capacity."""
     apply, variables = make_apply(capacity_factor=0.75, shared=True)
@@ -173,6 +178,7 @@ def test_padding_has_no_effect():
     same((output[~mask], d_x[~mask]), (np.zeros((8, D)),) * 2)
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_the_rest_of_the_batch():
     apply, variables = make_apply(capacity_factor=0.75)
     output, _ = forward(apply, variables)
@@ -185,6 +191,7 @@ def test_a_row_does_not_depend_on_the_rest_of_the_batch():
     assert np.all(np.isnan(output_with_nan[1, 3])) and np.isnan(aux['z']), 'NaN in a real token is not hidden'
 
 
+@pytest.mark.slow
 def test_in_the_order_of_tokens_an_output_does_not_depend_on_later_tokens():
     """A causal model needs this.  In the order of choices, a token can take the place of an earlier second choice."""
     other_x = np.where(np.arange(T)[:, None] < 5, X, 1 - 3 * X)
@@ -197,6 +204,7 @@ def test_in_the_order_of_tokens_an_output_does_not_depend_on_later_tokens():
 # The router
 
 
+@pytest.mark.slow
 def test_the_router_computes_in_float32():
     """Logits [0, 0.002] with bfloat16 inputs and parameters, and router weights that are equal in bfloat16."""
     for param_dtype, weights in ((jnp.bfloat16, [0.0, 0.002]), (jnp.float32, [1.0, 1.0 + 2**-9])):
@@ -213,6 +221,7 @@ def test_the_router_computes_in_float32():
         assert {value.dtype.name for value in aux.values()} == {'float32'}
 
 
+@pytest.mark.slow
 def test_bfloat16_is_close_to_float32():
     apply, variables = make_apply()
     output, _ = forward(make_apply(dtype=jnp.bfloat16)[0], variables)
@@ -220,6 +229,7 @@ def test_bfloat16_is_close_to_float32():
     near(output, forward(apply, variables)[0], 2**-6, 'output')
 
 
+@pytest.mark.slow
 def test_two_evaluations_are_bit_equal():
     """Also with a dropout rate, because dropout is off."""
     apply, variables = make_apply(dropout_rate=0.5)
@@ -227,6 +237,7 @@ def test_two_evaluations_are_bit_equal():
     same(forward(apply, variables), forward(make_apply()[0], variables))
 
 
+@pytest.mark.slow
 def test_dropout_depends_on_the_key():
     apply, variables = make_apply(dropout_rate=0.5)
     draw = compiled(lambda key: apply(variables, X, deterministic=False, rngs={'dropout': key})[0])
@@ -235,6 +246,7 @@ def test_dropout_depends_on_the_key():
     same(draw(jax.random.key(0)), first)
 
 
+@pytest.mark.slow
 def test_inputs_without_real_tokens():
     apply, variables = make_apply(capacity_factor=1.0, shared=True)
     zeros = dict.fromkeys(('dropped', 'load_balance', 'z'), np.float32(0))

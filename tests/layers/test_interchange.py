@@ -41,6 +41,7 @@ PAIRS = {
 }  # fmt: skip
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('pair', PAIRS)
 def test_parameters_of_either_module_work_in_the_other(pair):
     inputs, fields, flax_fields, call = PAIRS[pair]
@@ -50,6 +51,7 @@ def test_parameters_of_either_module_work_in_the_other(pair):
         assert_close(ours(variables, *inputs), flax(variables, *inputs))
 
 
+@pytest.mark.slow
 def test_parameters_are_initialised_as_in_flax():
     _, fields, flax_fields, _ = PAIRS['across, other widths']
     modules = make_attention(**fields), make_flax_attention(**flax_fields)
@@ -65,6 +67,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('call', CALLS)
 def test_attention_fn_gives_the_results_of_flax(call):
     inputs, kwargs, run_module = CALLS[call]
@@ -74,6 +77,7 @@ def test_attention_fn_gives_the_results_of_flax(call):
     assert_close(ours, run_module(flax_module, variables, *inputs, **kwargs))
 
 
+@pytest.mark.slow
 def test_a_bias_and_its_gradient_are_as_in_flax():
     random = np.random.default_rng(1)
     query, key = (jnp.asarray(random.normal(size=(3, B, size, N, 4)), jnp.float32) for size in (T, S))
@@ -86,6 +90,7 @@ def test_a_bias_and_its_gradient_are_as_in_flax():
     same(jax.jit(attention_fn)(query, key, key, bias[0, 0, 0]), jax.jit(attention_fn)(query, key, key, bias))
 
 
+@pytest.mark.slow
 def test_decoding_in_flax_works_with_attention_fn():
     flax_module = make_flax_attention(decode=True)
     variables = jax.jit(flax_module.init)(jax.random.key(0), QUERIES)
@@ -100,6 +105,7 @@ def test_decoding_in_flax_works_with_attention_fn():
         assert_close(*(output for output, _ in results))
 
 
+@pytest.mark.slow
 def test_weights_are_sown_if_flax_passes_its_module():
     flax_module = make_flax_attention()
     ours = flax_module.clone(attention_fn=functools.partial(attention_fn, implementation='blockwise'))

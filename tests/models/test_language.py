@@ -81,11 +81,13 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize('model, count', PUBLISHED.values(), ids=PUBLISHED)
 def test_parameter_counts_of_published_models(model, count):
     assert count_parameters(model) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, changes', [(name, {}) for name in VARIANTS] + [
     ('plain', {'positions': 'sinusoidal'}), ('plain', {'positions': 'none'}),
 ])  # fmt: skip
@@ -131,6 +133,7 @@ def test_scan_and_rematerialisation_change_no_loss_and_no_gradient(name):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), gradients, stack_blocks(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['plain', 'today', 'relative', 'convolution', 'gru', 'lstm'])
 def test_packed_documents_have_the_logits_of_each_document_alone(name):
     model = make_model(VARIANTS[name])
@@ -143,6 +146,7 @@ def test_packed_documents_have_the_logits_of_each_document_alone(name):
         np.testing.assert_allclose(logits[:, document], alone, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_dropout_depends_on_the_key_and_is_off_if_deterministic():
     model = make_model(dataclasses.replace(PLAIN, dropout=0.3, attention_dropout=0.3))
     params, tokens = random_parameters(model), random_tokens()
@@ -153,6 +157,7 @@ def test_dropout_depends_on_the_key_and_is_off_if_deterministic():
     np.testing.assert_array_equal(apply(params, tokens)[0], jax.jit(make_model().apply)(params, tokens)[0])
 
 
+@pytest.mark.slow
 def test_scaled_init_makes_the_last_kernel_of_a_branch_smaller():
     model = make_model(width=64, layers=8, init=0.02, scaled_init=True)
     block = jax.jit(model.init)(jax.random.key(0), random_tokens())['params']['stack']['block_3']
@@ -182,6 +187,7 @@ def all_equations(jaxpr):
                 yield from all_equations(getattr(value, 'jaxpr', value))
 
 
+@pytest.mark.slow
 def test_layer_drop_skips_a_block_or_rescales_its_output():
     stack = TransformerStack(dataclasses.replace(PLAIN, layers=1, layer_drop=0.5), NoEncoding())
     x, mask = jnp.asarray(np.random.default_rng(0).normal(size=(512, 2, D)), jnp.float32), causal_mask()

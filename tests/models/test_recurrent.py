@@ -46,6 +46,7 @@ def pad(*sentences, width):
     return jnp.array([sentence + [0] * (width - len(sentence)) for sentence in sentences], jnp.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('attention', ['additive', 'dot', 'none'])
 @pytest.mark.parametrize('cell', ['gru', 'lstm'])
 def test_outputs_and_gradients_equal_those_of_pytorch(cell, attention):
@@ -74,6 +75,7 @@ def test_outputs_and_gradients_equal_those_of_pytorch(cell, attention):
         np.testing.assert_allclose(x, golden[key], rtol=TOLERANCE, atol=TOLERANCE, err_msg=key, strict=True)
 
 
+@pytest.mark.slow
 def test_the_gru_cell_equals_that_of_flax():
     random = np.random.default_rng(0)
     state, inputs = (jnp.asarray(random.standard_normal((4, size)), jnp.float32) for size in (HIDDEN, EMBEDDING))
@@ -93,6 +95,7 @@ def test_the_gru_cell_equals_that_of_flax():
     np.testing.assert_allclose(output, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'fields',
     [
@@ -139,6 +142,7 @@ def test_a_row_does_not_depend_on_padding_or_other_rows(fields):
         np.testing.assert_array_equal(same_tokens, tokens)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('attention', ['additive', 'dot', 'none'])
 def test_the_embedding_of_padding_gets_no_gradient(attention):
     model, params = make_model(attention=attention)
@@ -155,6 +159,7 @@ def test_the_embedding_of_padding_gets_no_gradient(attention):
     assert np.all(np.any(gradients['embed_source']['embedding'][np.array([*LONG, *SHORT])], axis=1))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('attention', ['additive', 'dot', 'none'])
 def test_nan_in_the_embedding_of_padding_has_no_effect(attention):
     model, params = make_model(attention=attention)
@@ -165,6 +170,7 @@ def test_nan_in_the_embedding_of_padding_has_no_effect(attention):
     jax.tree.map(np.testing.assert_array_equal, run(params), expected)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('t', [0, 1, 3])
 @pytest.mark.parametrize('attention', ['additive', 'none'])
 def test_a_label_changes_only_later_logits(attention, t):
@@ -177,6 +183,7 @@ def test_a_label_changes_only_later_logits(attention, t):
     assert differs.tolist() == [position > t for position in range(5)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('attention', ['additive', 'dot', 'none'])
 @pytest.mark.parametrize('cell', ['gru', 'lstm'])
 def test_decoding_steps_equal_teacher_forcing(cell, attention):
@@ -261,6 +268,7 @@ def original_logits(params, source, inputs, has_attention):
     return np.array(logits)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('has_attention', [True, False])
 def test_the_original_model_equals_the_equations_of_the_paper(has_attention):
     attention = 'additive' if has_attention else 'none'

@@ -65,6 +65,7 @@ def test_parameter_counts_of_the_published_models(width, heads, count):
     assert sum(int(np.prod(x.shape)) for x in jax.tree.leaves(parameter_shapes(model))) == count
 
 
+@pytest.mark.slow
 def test_a_shared_embedding_is_one_table_and_needs_vocabularies_of_one_size():
     assert 'embed_source' not in parameter_shapes(MODELS['paper'])
     shapes = parameter_shapes(MODELS['today'])
@@ -74,6 +75,7 @@ def test_a_shared_embedding_is_one_table_and_needs_vocabularies_of_one_size():
         parameter_shapes(with_config('today', shared_embedding=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', MODELS)
 def test_a_decoder_state_depends_on_its_past_and_on_the_whole_source(name):
     """Each token occurs once, so the gradient of its embedding belongs to one position."""
@@ -101,6 +103,7 @@ ALONE = tuple(x[1:, :3] for x in (SOURCE, INPUTS))
 IN_BATCH = tuple(jnp.stack([jnp.arange(1, 9), jnp.arange(8, 0, -1), jnp.pad(x[0], (0, 5))]) for x in ALONE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', MODELS)
 def test_logits_do_not_depend_on_padding_or_other_rows(name):
     run = compiled_apply(MODELS[name])
@@ -109,6 +112,7 @@ def test_logits_do_not_depend_on_padding_or_other_rows(name):
     np.testing.assert_allclose(run(random_params(name), *IN_BATCH)[0][2, :3], alone, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_do_not_depend_on_padding_or_other_rows():
     model = MODELS['paper']
 
@@ -124,6 +128,7 @@ def test_gradients_do_not_depend_on_padding_or_other_rows():
     assert np.all(np.any(gradient[np.concatenate([x[0] for x in ALONE])] != 0, axis=-1))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('name', MODELS)
 def test_steps_with_a_cache_equal_teacher_forcing_and_project_the_source_once(name):
     """After the first call the encoder states are not used: here they are NaN."""
@@ -162,6 +167,7 @@ def unstack_blocks(params):
     return params | {side: blocks(side) for side in ('encoder', 'decoder')}
 
 
+@pytest.mark.slow
 def test_scan_and_loop_give_the_same_logits_and_attention_maps():
     scan = MODELS['paper']
     runs = {}

@@ -106,6 +106,7 @@ def states_around_one_step(model, inputs):
     return jax.eval_shape(train_one_step)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('name', MODELS)
 def test_x64_does_not_change_the_dtypes_of_parameters_and_optimizer_state(name):
     with jax.enable_x64(True):
@@ -116,6 +117,7 @@ def test_x64_does_not_change_the_dtypes_of_parameters_and_optimizer_state(name):
     assert jax.tree.map(lambda x: x.dtype, before) == jax.tree.map(lambda x: x.dtype, after)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('name', ['learned', 'convolution', 'gru', 'lstm'])
 def test_with_x64_a_decoding_step_keeps_the_dtypes_of_the_cache(name):
     """Also for the first token, without a prompt: the carry of the loop must not change its dtypes."""
@@ -135,6 +137,7 @@ def test_with_x64_a_decoding_step_keeps_the_dtypes_of_the_cache(name):
     assert sampled.tokens.dtype == sampled.lengths.dtype == jnp.int32
 
 
+@pytest.mark.slow
 def test_the_covering_models_contain_every_layer():
     packages = (attnlab.layers, attnlab.models)
     modules = [importlib.import_module(f'{package.__name__}.{submodule.name}') for package in packages

@@ -72,6 +72,7 @@ def permute_patches(images, order):
 ORDER = [3, 0, 7, 1, 6, 2, 5, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pool', ['mean', 'class', 'attention'])
 @pytest.mark.parametrize('registers', [0, 2])
 def test_without_positions_logits_do_not_depend_on_the_order_of_patches(pool, registers):
@@ -81,6 +82,7 @@ def test_without_positions_logits_do_not_depend_on_the_order_of_patches(pool, re
     np.testing.assert_allclose(logits(model, params, images), permuted_logits, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('positions', ['learned', 'sinusoidal', 'rotary'])
 @pytest.mark.parametrize('pool', ['mean', 'class'])
 def test_with_positions_logits_depend_on_the_order_of_patches(positions, pool):
@@ -96,6 +98,7 @@ def swap_halves(x):
     return jnp.concatenate([x[..., half:], x[..., :half]], axis=-1)
 
 
+@pytest.mark.slow
 def test_transposing_an_image_equals_swapping_the_halves_of_its_position_codes():
     """On a square grid, with the pixels of each patch transposed too.  The next test has a grid that is not square."""
     model, images = make_model(image=(8, 8)), random_images(shape=(8, 8))
@@ -112,6 +115,7 @@ def test_transposing_an_image_equals_swapping_the_halves_of_its_position_codes()
     np.testing.assert_allclose(logits(sinusoidal, sinusoidal_params, images), plain_logits, atol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('positions', ['sinusoidal', 'rotary'])
 def test_one_half_of_the_codes_depends_on_the_row_and_one_on_the_column(positions):
     """An 8 x 16 image has 2 rows of 4 tokens."""
@@ -149,6 +153,7 @@ def test_parameters_of_each_pooling():
     assert square['positions']['table'].shape == (64, D)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('pool', ['mean', 'class', 'attention'])
 def test_the_input_of_the_head_is_that_of_the_pooling(pool):
     model = make_model(pool=pool, registers=2)
@@ -179,6 +184,7 @@ def test_every_register_and_every_pixel_gets_a_gradient():
     assert float(jnp.min(jnp.max(jnp.abs(d_images), axis=(0, 3)))) > 0
 
 
+@pytest.mark.slow
 def test_the_tokenizer_halves_the_grid_and_uses_the_whole_image():
     model = make_model(embedding='tokenizer', convolutions=2, channels=6, image=(9, 16), pool='attention')
     assert model.grid == tokenizer_grid((9, 16), 2) == (3, 4)
@@ -201,6 +207,7 @@ def test_parameter_count_of_the_published_compact_transformer():
     assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e6, 2) == 0.28  # Hassani et al. 2021, table 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('changes', [
     {'experts': 2, 'experts_per_token': 2}, {'order': 'post', 'norm': 'rms'},
     {'parallel': True, 'qk_norm': 'rms'},
@@ -228,6 +235,7 @@ def test_bfloat16_models_give_float32_logits():
     np.testing.assert_allclose(actual, expected, atol=0.06 * float(jnp.max(jnp.abs(expected))))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(('changes', 'message'), [
     (dict(image=(33, 33), patch=(4, 4)), 'patches of height 4 do not divide images of height 33'),
     (dict(positions='2d'), "positions is '2d'; expected 'learned', 'sinusoidal', 'rotary', 'none'"),
@@ -252,6 +260,7 @@ def test_attention_pooling_of_equal_scores_is_the_mean():
     np.testing.assert_allclose(AttentionPooling().apply(params, x), x.mean(axis=1), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_residual_network_has_its_layers_and_treats_images_independently():
     model, images = ResNet(CLASSES, ResNetConfig(width=8, blocks=2)), random_images(shape=(16, 16))
     params = quick(model.init)(jax.random.key(0), images)['params']

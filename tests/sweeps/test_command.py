@@ -26,6 +26,7 @@ def rows_by_name(folder):
     return {row.name: row for row in sweep_files.read_sweep(folder).rows}
 
 
+@pytest.mark.slow
 def test_other_points_finish_when_one_fails(config, tmp_path):
     folder = tmp_path / 'sweep'
     code, text = wait_for_exit(start_sweep(config, folder, '--sweep=three', '--workers=2'))
@@ -94,6 +95,7 @@ def test_a_sweep_resumes_after_its_worker_and_master_are_killed(config, tmp_path
         assert [record['step'] for record in records if record['split'] == 'train'] == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_two_commands_started_at_once_share_a_sweep_or_one_is_refused(config, tmp_path):
     same, other = tmp_path / 'same', tmp_path / 'other'
     twice = [start_sweep(config, same, '--sweep=seeds') for _ in range(2)]

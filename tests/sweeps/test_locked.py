@@ -119,6 +119,7 @@ def test_a_claim_is_kept_when_a_lock_delays_its_heartbeats(file, monkeypatch):
         storage.close_claim_store(opened)
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize('name', FOLDERS)
 def test_a_folder_name_may_have_any_characters(tmp_path, name):
     folder = tmp_path / name
@@ -132,6 +133,7 @@ def test_a_folder_name_may_have_any_characters(tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('failing', 'statuses'), [
     ('draw', []), ('report_evaluation', ['waiting']), ('claim_point', []), ('finish_claim', ['done']),
 ])  # fmt: skip

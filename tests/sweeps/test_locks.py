@@ -29,6 +29,7 @@ def test_an_unusable_database_url_is_refused(url, line):
     assert str(caught.value).startswith(line) and 'secret' not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_lock_is_free_once_its_holder_is_killed(tmp_path):
     program = 'import sys, time; from pathlib import Path; from attnlab.sweeps import storage; '
     program += 'held = storage.lock_point_file(Path(sys.argv[1])); print("held", flush=True); time.sleep(60)'

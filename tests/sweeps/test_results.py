@@ -198,6 +198,7 @@ def test_a_directory_without_a_sweep_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_current_state_of_the_directory(tmp_path):
     every_status_sweep(tmp_path / 'my sweep', overrides=[['train.duration', '30 steps']], names=['rates', 'orders'])
     path = results.write_sweep_report(tmp_path / 'my sweep')

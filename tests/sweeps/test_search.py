@@ -49,6 +49,7 @@ def search(experiment, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_config_that_is_drawn_twice_is_trained_and_counted_once(search, trainer, tmp_path, capsys):
     sweep = search(FEW)
     drawn = [row.overrides['model.attention'] for row in sweep.rows]
@@ -69,6 +70,7 @@ def test_a_config_that_is_drawn_twice_is_trained_and_counted_once(search, traine
     assert winner.write_best_config(sweep, tmp_path / 'best.py').number == drawn.index('dot')
 
 
+@pytest.mark.slow
 def test_a_failed_config_is_trained_again_if_it_is_drawn_again(search, trainer):
     trainer.on_start = {0: raise_error(RunError('no'))}
     sweep = search(FEW)
@@ -97,6 +99,7 @@ def test_two_points_trained_with_the_same_config_are_counted_once(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('change', 'message'), [
     ({'rate': '1e-3, 1, log=True'}, 'rate is drawn from 0.001 to 1.0 (log) here and from 0.0001 to 1.0 (log) there'),
     ({'rate': '1e-4, 1'}, 'rate is drawn from 0.0001 to 1.0 here and from 0.0001 to 1.0 (log) there'),
@@ -115,6 +118,7 @@ def test_a_changed_search_space_is_refused_with_the_parameter_name(search, train
     assert len(search(SPACE.format(**SAME), trials=2).rows) == 2
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(('old', 'new', 'message'), [
     ("'rate'", "'r'", 'r is drawn from 0.0001 to 1.0 (log) here and not drawn there'),
     ("trial.suggest_int('width', 2, 4)", '3', 'width is not drawn here and drawn from 2 to 4 there'),

@@ -73,6 +73,7 @@ def claim_next(store, points=1, outcomes=None, step=0):
     return claim
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_share_the_points(database, tmp_path):
     points = 30
     for process in start_workers(database, tmp_path, points, 0.01):
@@ -82,6 +83,7 @@ def test_processes_that_start_at_once_share_the_points(database, tmp_path):
     assert sorted(complete) == list(range(points))
 
 
+@pytest.mark.quick_cases(1)
 def test_the_point_of_a_killed_worker_can_be_claimed_at_once(database, tmp_path):
     first = start_python('-c', WORKER, database, tmp_path, 1, 60)
     while not (tmp_path / '0.runs').exists():
@@ -108,6 +110,7 @@ def test_kills_without_a_new_checkpoint_are_counted(database, tmp_path):
     assert claim.kills == 0
 
 
+@pytest.mark.quick_cases(1)
 def test_a_worker_on_another_machine_is_dead_without_heartbeats(database, tmp_path, monkeypatch):
     store = open_store(database, tmp_path)
     claim = claim_next(store)

@@ -76,6 +76,7 @@ def test_the_other_points_run_when_points_raise(trainer, sweep):
     assert [seed for seed, _ in trainer.runs] == [0, 1, 2, 3]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(('error', 'reason'), [
     (Diverged(3, 'loss', math.nan, 'try a lower rate'), 'step 3: the loss is nan; try a lower rate'),
     (UserError('train.mesh is data=9;\nexpected fewer'), 'train.mesh is data=9; expected fewer'),
@@ -112,6 +113,7 @@ def test_a_signal_releases_the_point(trainer, sweep, number):
     assert [seed for seed, _ in trainer.runs] == [0, 1, 2, 3, 1]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize('name', ['seeds', 'rate'])
 def test_a_signal_in_the_last_step_of_a_point_stops_the_sweep(trainer, sweep, tmp_path, name, number):
@@ -222,6 +224,7 @@ def test_failed_points_run_again_after_a_reset(trainer, sweep, tmp_path):
     assert [row.status for row in work()] == ['done'] * 4 and len(trainer.runs) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sampler', ['random', 'tpe', 'cmaes'])
 def test_a_search_runs_its_points(trainer, sweep, sampler):
     rows = sweep('two', trials=12, sampler=sampler)()
@@ -231,12 +234,14 @@ def test_a_search_runs_its_points(trainer, sweep, sampler):
     assert [rate for _, rate in trainer.runs] == learning_rates(rows)
 
 
+@pytest.mark.slow
 def test_a_sampler_learns_from_the_outcomes(trainer, sweep):
     """The first ten draws of TPE are random."""
     distances = [abs(math.log10(rate) + 2) for rate in learning_rates(sweep('rate', trials=24, sampler='tpe')())]
     assert sum(distances[-8:]) / 8 < 0.5 * sum(distances[:10]) / 10
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_failures_and_stops(trainer, sweep):
     first = learning_rates(sweep('rate', 'one', trials=5, sampler='random')())
     trainer.on_start = {6: raise_error(RunError('no')), 8: raise_error(Stopped(signal.SIGTERM, 1))}
@@ -247,6 +252,7 @@ def test_draws_do_not_depend_on_failures_and_stops(trainer, sweep):
     assert trainer.runs[8] in trainer.runs[9:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('pruner', 'max_share'), [('median', 0.7), ('asha', 0.6), ('hyperband', 0.8)])
 def test_pruning_keeps_the_best_point_and_saves_steps(trainer, sweep, pruner, max_share):
     rows = sweep('rate', trials=20, sampler='random', pruner=pruner)()

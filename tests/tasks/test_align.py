@@ -65,6 +65,7 @@ def test_long_sentences_are_cut_keep_their_end_and_are_logged(caplog):
     assert '1 of 2 en sentences are cut to 6 tokens' in caplog.text
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_do_not_depend_on_padding():
     task = create_task(tiny_grammar_config(model__dropout='0.0', train__label_smoothing='0.1'))
     params = task.init(jax.random.key(0))
@@ -83,6 +84,7 @@ def first_loss(config):
     return float(sums.total / sums.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'change',
     [
@@ -96,6 +98,7 @@ def test_every_model_field_changes_the_first_loss(change):
     assert first_loss(tiny_grammar_config(**change)) != first_loss(tiny_grammar_config())
 
 
+@pytest.mark.slow
 def test_translations_do_not_depend_on_batch_or_order(recurrent_run):
     task, params, _ = run.load_run(recurrent_run)
     encoded = corpus.encode_sentences(SENTENCES, task.vocabularies[0])
@@ -114,6 +117,7 @@ def test_source_longer_than_all_widths_is_translated_whole(recurrent_run):
     assert task.translator.translate(params, [ids])[0].weights.shape[1] == 51
 
 
+@pytest.mark.slow
 def test_evaluation_scores_the_whole_split_and_is_reproducible(recurrent_run):
     split, scores = run.evaluate_run(recurrent_run)
     assert split == 'test' and json.loads((recurrent_run / 'scores-test.json').read_text()) == scores
@@ -150,6 +154,7 @@ def test_unknown_split_is_refused(recurrent_run, capsys):
     assert "split is 'tset'; expected one of train, valid, test" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_translate_prints_french_and_writes_picture_and_array(recurrent_run, capsys):
     assert cli.main(['translate', f'--workdir={recurrent_run}', *SENTENCES[:2]]) == 0
     out, err = capsys.readouterr()
@@ -164,6 +169,7 @@ def test_translate_prints_french_and_writes_picture_and_array(recurrent_run, cap
         assert Path(picture).read_bytes().startswith(b'\x89PNG\r\n')
 
 
+@pytest.mark.slow
 def test_unknown_words_are_marked_and_logged(recurrent_run, capsys, caplog):
     tokens = set(corpus.load_vocabularies(recurrent_run)[0].tokens)
     assert {'the', 'cat', '.'} < tokens and not {'le', 'café'} & tokens
@@ -251,6 +257,7 @@ def test_another_config_in_the_same_directory_is_refused(recurrent_run, capsys):
         run.train_run(tiny_grammar_config(model__hidden='16'), recurrent_run)
 
 
+@pytest.mark.slow
 def test_run_without_checkpoints_is_refused_and_unchanged(recurrent_run, tmp_path):
     shutil.copytree(recurrent_run, tmp_path / 'run', ignore=shutil.ignore_patterns('checkpoints'))
     before = sorted(tmp_path.rglob('*'))

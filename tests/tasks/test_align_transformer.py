@@ -34,6 +34,7 @@ def loaded(transformer_run):
     return task, params, corpus.encode_sentences(SENTENCES, task.vocabularies[0])
 
 
+@pytest.mark.slow
 def test_evaluation_scores_the_alignment_of_every_layer(transformer_run, loaded):
     _, scores = run.evaluate_run(transformer_run)
     by_layer = scores['aer_by_layer']
@@ -52,6 +53,7 @@ def test_evaluation_scores_the_alignment_of_every_layer(transformer_run, loaded)
     assert [row['layer'] for row in by_layer] == [1, 2] and by_layer[0]['emit'] != by_layer[1]['emit']
 
 
+@pytest.mark.slow
 def test_attend_draws_every_attention_of_a_translation(transformer_run, loaded, capsys):
     task, _, source = loaded
     before = hash_run_files(transformer_run)
@@ -79,6 +81,7 @@ def test_attend_draws_every_attention_of_a_translation(transformer_run, loaded, 
     np.testing.assert_array_equal(np.triu(weights['decoder-attention'], 1), 0)
 
 
+@pytest.mark.slow
 def test_shifted_alignment_has_the_weights_of_the_next_step(transformer_run, loaded, capsys):
     task, params, source = loaded
     assert task.config.model.alignment_shift == task.model.alignment_shift == 1
@@ -95,6 +98,7 @@ def test_shifted_alignment_has_the_weights_of_the_next_step(transformer_run, loa
     np.testing.assert_allclose(translation.weights, heads.mean(axis=0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_beam_search_gives_weights_and_one_beam_is_greedy(transformer_run, loaded):
     task, params, source = loaded
     model = task.model
@@ -114,6 +118,7 @@ def test_beam_search_gives_weights_and_one_beam_is_greedy(transformer_run, loade
     np.testing.assert_array_equal(*one_beam_and_greedy(padded))
 
 
+@pytest.mark.slow
 def test_layer_and_shift_flags_choose_the_alignment(transformer_run, capsys):
     def translated_alignment(*flags):
         assert cli.main(['translate', f'--workdir={transformer_run}', *flags, SENTENCES[0]]) == 0

@@ -25,6 +25,7 @@ def remove_field(key, text):
     return json.dumps(config)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('fixture', ['recurrent_run', 'transformer_run', 'stream_run'])
 def test_a_missing_field_gets_its_default_and_the_log_names_it(fixture, tmp_path, request, caplog):
     """Fields whose default is the value of the run give the same config."""
@@ -50,6 +51,7 @@ def test_a_missing_field_gets_its_default_and_the_log_names_it(fixture, tmp_path
     assert same > 10
 
 
+@pytest.mark.slow
 def test_a_run_without_later_fields_evaluates_and_continues(transformer_run, tmp_path):
     shutil.copytree(transformer_run, tmp_path / 'run')
     scores = run.evaluate_run(tmp_path / 'run', 'test')

@@ -41,6 +41,7 @@ def test_labels_are_at_the_outer_panels_only():
     assert first.y0 > second.y1 and first.x0 == pytest.approx(second.x0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(('N', 'T', 'S'), [(8, 1024, 1024), (49, 64, 64), (1, 2, 3000), (4, 60, 60)])
 def test_figure_size_is_bounded_and_unreadable_labels_are_left_out(N, T, S):
     figure = head_grid.plot_head_grid(np.zeros((N, T, S), np.float32), ['mot'] * T, ['word'] * S, 'layer 1')

@@ -130,6 +130,7 @@ def test_pixels_of_a_huge_figure_are_bounded():
         assert max(picture.size) < 4200
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(('T', 'S'), [(1, 1), (5, 4), (40, 45)])
 def test_nothing_is_cut_off(tmp_path, T, S):
     word = 'Donaudampfschifffahrtsgesellschaft'
@@ -251,6 +252,7 @@ def test_colours_are_backgrounds_from_dark_to_light():
     assert coloured[2] == 'a \x1b[48;2;28;30;38m  \x1b[0m\x1b[48;2;255;246;220m  \x1b[0m'
 
 
+@pytest.mark.slow
 def test_pyplot_is_not_imported_and_matplotlib_only_when_drawing(tmp_path):
     code = ('import sys; from attnlab.report import page; from attnlab.tasks import heatmap; '
             'assert "matplotlib" not in sys.modules; '

@@ -71,6 +71,7 @@ def test_first_loss_is_that_of_a_uniform_distribution(tmp_path):
     assert float(sums.total / sums.weight) == pytest.approx(math.log(len(set(TEXT))), abs=0.02)
 
 
+@pytest.mark.slow
 def test_initial_parameters_have_the_configured_standard_deviation(tmp_path):
     def kernels(**changes):
         init = jax.jit(
@@ -122,6 +123,7 @@ def loss_of(tmp_path_factory):
     return cached_first_loss
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ('changes', 'others'), CHANGES, ids=['-'.join(f'{k}={v}'.removeprefix('model__') for k, v in c.items())
                                          for c, _ in CHANGES],
@@ -146,6 +148,7 @@ def packed(tmp_path_factory):
     return task, partial(loss, task.init(jax.random.key(0)), rng=jax.random.key(1))
 
 
+@pytest.mark.slow
 def test_no_label_crosses_a_document_boundary(packed):
     task, _ = packed
     batch = task.batch(0)
@@ -197,6 +200,7 @@ def test_expert_losses_are_added_to_the_training_loss(packed):
     assert auxiliary_loss > 1e-3 and means['experts_dropped'] == 0
 
 
+@pytest.mark.slow
 def test_metrics_have_the_statistics_of_experts(documents_run):
     records = [record for record in metrics.read_metrics(documents_run) if record['split'] == 'train']
     assert len(records) == 3
@@ -206,6 +210,7 @@ def test_metrics_have_the_statistics_of_experts(documents_run):
         assert record['loss'] > record['nll'] and record['experts_z'] > 0
 
 
+@pytest.mark.slow
 def test_interrupted_run_continues_as_if_it_was_not(stream_run, monkeypatch):
     config, interrupted_run = run.load_task(stream_run).config, stream_run.parent / 'broken'
     batch = LanguageTask.batch
@@ -240,6 +245,7 @@ def test_a_token_changes_only_its_own_and_later_logits(language_model):
         assert not differs[:t].any() and differs[t:].all()
 
 
+@pytest.mark.slow
 def test_evaluation_counts_every_token_once(language_model, stream_run, monkeypatch):
     _, params, vocabulary, logits = language_model
     text = TEXT[int(len(TEXT) * 0.9) :]
@@ -275,6 +281,7 @@ def test_eval_writes_scores_and_page(stream_run, capsys):
     assert capsys.readouterr().err == "attnlab: split is 'test'; expected one of train, valid\n"
 
 
+@pytest.mark.slow
 def test_evaluation_scores_every_token_and_the_end_of_each_document(documents_run):
     task, params, _ = run.load_run(documents_run)
     scores = task.evaluate(params, 'valid')

@@ -38,6 +38,7 @@ def run_with_changed_params(request, monkeypatch, capsys):
     return run_command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('name', 'command', 'argv'), [*COMMANDS, ('transformer_run', 'attend', ['the cat sleeps.'])])
 def test_nonfinite_parameters_are_refused(run_with_changed_params, name, command, argv):
     error = run_with_changed_params(name, command, argv, lambda x: x.at[(0,) * x.ndim].set(jnp.nan))

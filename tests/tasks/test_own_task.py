@@ -100,6 +100,7 @@ def test_own_task_is_trained_resumed_evaluated_and_reported(experiment, tmp_path
     assert 'error' in (tmp_path / 'run' / 'report.html').read_text().lower()
 
 
+@pytest.mark.slow
 def test_own_task_is_swept(experiment, capsys):
     sweep = ['sweep', f'--config={experiment}', '--sweep=slopes', '--workdir=sweep']
     assert cli.main([*sweep, '--list']) == 0

@@ -129,6 +129,7 @@ def test_scores_on_several_devices_equal_those_on_one(name, mesh, tmp_path, prog
     assert sharded_operations < 1.5 * operations / parts
 
 
+@pytest.mark.slow
 def test_evaluation_uses_the_mesh_of_training_or_the_available_devices(tmp_path, monkeypatch, quickly):
     config = tiny_digits_config(train__mesh='fsdp=4', train__duration='1 steps')
     run.train_run(config, tmp_path)

@@ -122,6 +122,7 @@ def test_scores_equal_those_computed_by_hand():
     assert nan_result['accuracy'] == nan_result['top5'] == 0 and np.isnan(nan_result['loss'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', [1, 7, 30, 64])
 def test_every_image_is_evaluated_once_for_any_batch_size(size, vision_run, monkeypatch):
     task, params, _ = run.load_run(vision_run)
@@ -186,6 +187,7 @@ def test_class_names_are_drawn_unchanged():
     heatmap.render_png(figures.plot_mistakes(images, probabilities, np.arange(4)))
 
 
+@pytest.mark.slow
 def test_attend_draws_every_attention_and_leaves_the_run_unchanged(vision_run, tmp_path, capsys):
     before = hash_run_files(vision_run)
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)).save(tmp_path / 'a.png')
@@ -282,6 +284,7 @@ def test_image_is_read_from_a_pipe(tmp_path):
     assert np.all(image_files.open_image(str(tmp_path / 'pipe'), (8, 8, 3)) == (255, 0, 0))
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(('words', 'message'), [
     (['30'], 'there is no image 30; expected 0 to 29, an image of the test split'),
     (['²'], '²: cannot be read (No such file or directory)'),
@@ -302,6 +305,7 @@ def test_attend_refuses_invalid_arguments_before_anything_is_written(words, mess
 # Models
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('changes', [
     dict(model__pool='class'), dict(model__pool='attention'), dict(model__registers=2), dict(model__positions='rotary'),
     dict(model__positions='sinusoidal'), dict(model__positions='none'), dict(model__embedding='tokenizer'),
@@ -371,6 +375,7 @@ def test_models_of_the_cifar10_experiment_have_similar_parameter_counts():
 # Starting from another run
 
 
+@pytest.mark.slow
 def test_run_starts_from_another_with_positions_interpolated(quickly, vision_run, tmp_path):
     config = tiny_digits_config(start=str(vision_run), model__image='32,16', train__duration='1 steps')
     loaded = run.load_run(vision_run)
@@ -385,6 +390,7 @@ def test_run_starts_from_another_with_positions_interpolated(quickly, vision_run
     assert first['loss'] != json.loads((tmp_path / 'fresh' / 'metrics.jsonl').read_text().splitlines()[0])['loss']
 
 
+@pytest.mark.slow
 def test_start_works_on_several_devices_and_with_an_empty_checkpoint_folder(quickly, vision_run, tmp_path):
     losses = {}
     for name, changes in {'one': {}, 'two': dict(train__mesh='data=2'), 'none': dict(start='')}.items():

@@ -25,6 +25,7 @@ def generate(language_model):
     return partial(generation.generate_texts, model, params, vocabulary, 'the cat', False)
 
 
+@pytest.mark.slow
 def test_greedy_text_equals_that_of_a_plain_loop(language_model, generate, caplog):
     caplog.set_level('INFO')
     *_, vocabulary, logits = language_model
@@ -39,6 +40,7 @@ def test_greedy_text_equals_that_of_a_plain_loop(language_model, generate, caplo
     assert generate(tokens=2 * T, top_k=1, seed=5) == [decode_ids(vocabulary, text)]
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_their_number(generate):
     many = generate(tokens=30, samples=3)
     assert generate(tokens=30) == many[:1]
@@ -55,6 +57,7 @@ def test_generation_of_many_tokens_compiles_once(generate, monkeypatch):
     assert len(text) == 207 and [sampler._cache_size() for sampler in samplers] == [1]
 
 
+@pytest.mark.slow
 def test_each_sample_ends_at_the_end_of_its_document(documents_run):
     task, params, _ = run.load_run(documents_run)
     generate = partial(generation.generate_texts, task.model, params, task.vocabulary, documents=True, tokens=60)
@@ -102,6 +105,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize(('flags', 'message'), REFUSED, ids=[' '.join(flags) for flags, _ in REFUSED])
 def test_generate_refuses_invalid_arguments_in_one_line(stream_run, capsys, flags, message):
     assert cli.main(['generate', f'--workdir={stream_run}', *flags]) == 2
@@ -119,6 +123,7 @@ def test_generate_prints_each_sample(stream_run, capsys):
 # Attention
 
 
+@pytest.mark.slow
 def test_attend_draws_each_layer_and_leaves_the_run_unchanged(stream_run, language_model, capsys):
     *_, vocabulary, _ = language_model
     before, text = hash_run_files(stream_run), 'the cat fears'
@@ -138,6 +143,7 @@ def test_attend_draws_each_layer_and_leaves_the_run_unchanged(stream_run, langua
     assert weights[0, :, 1:].min(axis=-1, where=np.tri(len(text), dtype=bool)[1:], initial=1).min() > 0
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(('argv', 'message'), [
     (['--layer=2', 'the cat'], '--layer is 2; expected 1 to 1, the layers of '),
     (['--layer=0', 'the cat'], '--layer is 0; expected 1 to 1, the layers of '),
@@ -160,6 +166,7 @@ def test_commands_that_the_task_does_not_support_are_refused(stream_run, transfo
     assert capsys.readouterr().err == "attnlab: a run of task 'align' does not generate\n"
 
 
+@pytest.mark.slow
 def test_texts_larger_than_the_memory_are_refused_before_anything_is_computed(language_model, generate, monkeypatch):
     """On a machine with 16 GB; the parameters are only shapes, so that any computation would fail."""
     model, params, vocabulary, _ = language_model

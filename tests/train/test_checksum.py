@@ -41,6 +41,7 @@ def random_bits(shape, dtype):
 TYPES = ['float32', 'int32', 'uint32', jnp.bfloat16, 'float16', 'int8', 'uint8', 'int16', 'bool', 'complex64']
 
 
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize('dtype', TYPES, ids=str)
 @pytest.mark.parametrize('shape', [(), (5,), (3, 4, 2), (0, 3)])
 def test_checksum_matches_numpy(shape, dtype):

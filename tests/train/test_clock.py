@@ -72,6 +72,7 @@ def costs(config):
     )
 
 
+@pytest.mark.slow
 def test_model_flops_equal_gradient_flops_without_remat(tmp_path):
     plain, gradient = costs(tiny_language_config(tmp_path, model__layers=2))
     assert plain == gradient()
@@ -103,6 +104,7 @@ def test_flops_counter_counts_each_batch_shape(mapped):
         assert flops == 2 * (2 * rows * 3 * 5)  # no gradient with respect to x
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('parallel', ['jit', 'pmap'])
 def test_run_writes_flops_utilisation_and_time_shares(parallel, tmp_path, monkeypatch):
     monkeypatch.setitem(utilisation.PEAK_FLOPS, 'cpu', 1e9)

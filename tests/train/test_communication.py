@@ -80,6 +80,7 @@ def test_counted_bytes_equal_measured_bytes_on_each_device(tmp_path, mesh, quick
     assert {cost.kind for cost in collectives} >= {'all-gather', 'all-reduce'}
 
 
+@pytest.mark.slow
 def test_experts_communicate_outside_of_loops_of_unknown_length(tmp_path, quickly):
     """Communication inside of these loops could not be counted."""
     config = tiny_language_config(tmp_path, model__experts='4', model__experts_per_token='2', **WIDE)
@@ -91,6 +92,7 @@ def test_experts_communicate_outside_of_loops_of_unknown_length(tmp_path, quickl
     assert {cost.kind for cost in collectives} >= {'all-gather', 'reduce-scatter', 'all-reduce'}
 
 
+@pytest.mark.slow
 def test_count_command_with_a_mesh(capsys, monkeypatch):
     monkeypatch.setattr('attnlab.environment.simulate_cpu_devices', lambda count: None)
     common = ['count', '--config=experiments/vision/digits.py', '--config.model.layers=1']

@@ -185,6 +185,7 @@ def summed(f):
     return lambda *args: jnp.sum(f(*args))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('tied', [True, False])
 @pytest.mark.parametrize('scan', [True, False])
 def test_flops_of_a_gpt_match_the_published_formula(dense, scan, tied):
@@ -194,6 +195,7 @@ def test_flops_of_a_gpt_match_the_published_formula(dense, scan, tied):
     assert gradient_flops(summed(apply), *shapes) == 3 * forward  # also for the first layer, as embeddings are trained
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('scan', [True, False])
 def test_full_remat_recomputes_all_products_of_a_block_but_the_last(dense, scan):
     again = 2 * T * (formula(V, D, L, T) - 2 * V * D - 2 * L * 4 * D * D)
@@ -327,6 +329,7 @@ def test_two_calls_of_one_jitted_function_save_two_arrays():
     assert saved_bytes(lambda w, x: sine(x) @ w + sine(2 * x) @ w, SQUARE, A) == 2 * 4 * M * K
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('scan', [True, False])
 def test_full_remat_saves_only_the_input_of_each_layer(dense, scan):
     saved = lambda **kwargs: saved_bytes(*language(scan=scan, **kwargs))

@@ -58,6 +58,7 @@ def parameters(experiment, layers=None, **changes):
     return tree_size(tasks.create_task(config).outline(layers, False).params)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('experiment', PUBLISHED)
 def test_parameter_counts_of_published_models(experiment):
     assert parameters(experiment) == PUBLISHED[experiment]
@@ -70,6 +71,7 @@ def test_every_experiment_that_names_its_parameter_count_is_tested():
     assert named == {experiment.split(':')[0] for experiment in PUBLISHED}
 
 
+@pytest.mark.slow
 def test_layers_and_rest_sum_to_the_whole(rows):
     for experiment, layers in ((GPT3, 96), (SHAKESPEARE, 2), (f'{SHAKESPEARE}:experts', 2)):
         costs = rows(experiment)
@@ -140,6 +142,7 @@ def test_recurrent_model_has_no_cost_per_layer(rows):
     )
 
 
+@pytest.mark.slow
 def test_activations_of_translation_grow_linearly_with_length():
     """A Transformer in training saves no attention weights, whose size would grow quadratically."""
     activations = []

@@ -104,6 +104,7 @@ def test_damage_to_each_file_of_the_newest_step(workdir, kind, caplog):
     assert latest(workdir).step == 2
 
 
+@pytest.mark.slow
 def test_one_flipped_bit_in_each_file_of_the_newest_step(workdir, caplog):
     for number, path in enumerate(files(workdir)):
         for position in (0, 0.3, 0.5, 0.8):
@@ -113,6 +114,7 @@ def test_one_flipped_bit_in_each_file_of_the_newest_step(workdir, caplog):
             assert step == 1 or path.name != 'metadata'
 
 
+@pytest.mark.slow
 def test_each_flipped_bit_of_an_array_is_detected(workdir, caplog, monkeypatch):
     """The file is intact and the array read from it is wrong: the reason names the array."""
     read_arrays, bit = checkpoint._read_arrays, 0
@@ -167,6 +169,7 @@ STRAYS = {
 }
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize('kind', STRAYS)
 def test_stray_files_and_folders_do_no_harm(workdir, kind, caplog):
     STRAYS[kind](workdir / 'checkpoints')

@@ -32,6 +32,7 @@ def task_with_empty_rows():
     return make_task(loss=squares, batch=lambda step: full_batch(step) | {'kept': np.arange(8) < 8 - step % 4})
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('accumulate', [1, 2])
 @pytest.mark.parametrize(('parallel', 'count'), [('jit', 2), ('jit', 4), ('pmap', 1), ('pmap', 4)])
 def test_training_on_several_devices_matches_one_device(tmp_path, parallel, count, accumulate):
@@ -67,6 +68,7 @@ def test_pmap_devices_draw_their_own_noise():
     assert losses[0] != losses[1]  # the mean of four different draws, not of one draw four times
 
 
+@pytest.mark.slow
 def test_run_continues_with_another_number_of_devices(tmp_path):
     loop.run_training_loop(config(mesh='data=1', schedule='constant'), make_task(), tmp_path / 'whole')
     for number, steps in ((1, 7), (4, 12), (2, 20)):

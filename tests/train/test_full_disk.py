@@ -55,6 +55,7 @@ def disk(tmp_path):
     return tmp_path / 'disk'
 
 
+@pytest.mark.slow
 def test_full_disk_ends_the_run_and_it_continues_when_there_is_space(disk, tmp_path):
     argv = [sys.executable, str(disk), str(tmp_path / 'whole')]
     done = subprocess.run(

@@ -14,6 +14,7 @@ from attnlab.train.durations import Durations
 from tests.train.helpers import BATCH, EXAMPLES, INPUTS, TARGETS, config, make_task, newest, records, same_runs
 
 
+@pytest.mark.slow
 def test_loop_learns_and_writes_metrics(tmp_path):
     summary = loop.run_training_loop(config(duration='200 steps'), make_task(), tmp_path)
     assert summary['step'] == 200 and summary['best_loss'] < 0.05
@@ -44,6 +45,7 @@ class Killed(Exception):
     """Stands for a kill at a chosen step."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['sgd', 'adam'])
 @pytest.mark.parametrize('killed', [1, 3, 7, 19])
 def test_interrupted_run_matches_uninterrupted_run_bit_for_bit(tmp_path, killed, name):
@@ -84,6 +86,7 @@ def test_run_continues_from_the_step_before_a_damaged_one(tmp_path, caplog):
     same_runs(whole, broken)
 
 
+@pytest.mark.slow
 def test_moving_average_is_evaluated_saved_and_restored(tmp_path):
     evaluated = {}
 
@@ -135,6 +138,7 @@ def signals():
         signal.signal(number, handler)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_signal_saves_and_stops_and_the_run_can_continue(tmp_path, number, signals):
     whole, broken, plain = tmp_path / 'whole', tmp_path / 'broken', make_task()
@@ -230,6 +234,7 @@ def test_patience_ends_a_run_without_improvement(tmp_path):
     assert loop.run_training_loop(config(patience=2), make_task(), tmp_path)['step'] == 20
 
 
+@pytest.mark.slow
 def test_patience_is_kept_across_a_resume(tmp_path):
     scores = iter([2.0, 3.0])
     task = make_task(evaluate=lambda params: {'loss': next(scores)})

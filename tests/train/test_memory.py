@@ -23,6 +23,7 @@ def load(name, folder, **changes):
     return configs.load_experiment(f'experiments/{name}.py', list(settings.items()))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(('name', 'size'), [('vision/digits', 262144), *((name, 10**9) for name in EXPERIMENTS)])
 def test_model_larger_than_memory_is_refused_with_both_sizes(tmp_path, name, size):
     config = load(name, tmp_path, **{f'model__{EXPERIMENTS[name]}': size})

@@ -62,6 +62,7 @@ def describe_failure(model, change=lambda params: params, batch=None, log=False)
     return nans.find_nonfinite(loss, params, [(batch, jax.random.key(0))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('remat', 'layer'), [(False, 0), (True, 2)])
 def test_layer_whose_output_overflows_is_named(remat, layer):
     stacked = lambda params: set_parameter(params, ('layers', 'out', 'kernel'), HUGE, layer)
@@ -78,6 +79,7 @@ def test_nonfinite_value_between_modules_is_reported_as_input():
     assert message == f'the first input that is not finite is that of {name}; it was computed between modules'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('remat', 'layer'), [(False, 0), (True, 2)])
 def test_nonfinite_gradient_nearest_to_the_output_is_named(remat, layer):
     # The gradients of `into` of the same layer and of all layers before it are not finite either.
@@ -88,6 +90,7 @@ def test_nonfinite_gradient_nearest_to_the_output_is_named(remat, layer):
     assert describe_failure(Model(False, remat), unstacked) == f'{start}layer_{layer}/gain is not'
 
 
+@pytest.mark.slow
 def test_nonfinite_parameter_input_and_loss_are_named():
     model = Model(True, False)
     with_nan = lambda params: set_parameter(params, ('layers', 'into', 'bias'), np.nan, 1)
@@ -112,6 +115,7 @@ def task_with_fatal_noise(step, micro_batch, device):
     return make_task(loss=loss)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(('parallel', 'device'), [('jit', None), ('pmap', 1)])
 def test_debug_nans_repeats_the_failed_step_with_its_noise(tmp_path, parallel, device):
     settings = config(accumulate=2, parallel=parallel, mesh='data=2')

@@ -55,6 +55,7 @@ def test_gradients_are_clipped_by_the_global_norm(clip, expected):
     np.testing.assert_allclose([-updates['a'][0], -updates['b'][0]], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_layer_decay_in_a_residual_network(quickly):
     params = ResNet(3, ResNetConfig(width=8, blocks=2)).init(jax.random.key(0), jnp.ones((1, 8, 8, 1)))['params']
     scaled = optimizer.scale_by_depth(jax.tree.map(jnp.ones_like, params), 0.5)

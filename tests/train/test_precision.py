@@ -59,6 +59,7 @@ def equations(jaxpr):
 FLOAT32_PRIMITIVES = ('exp', 'log', 'rsqrt', 'div', 'reduce_sum', 'reduce_max', 'top_k')
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(('make_config', 'expected'), [(language, 6), (vision, 6), (experts, 7)])
 def test_softmax_norms_router_and_loss_compute_in_float32(make_config, expected, tmp_path):
     task = tasks.create_task(make_config(tmp_path, model__dtype='float16'))
@@ -124,6 +125,7 @@ def small(params, batch, rng):
     return LossSums(jnp.sum(products.astype(jnp.float32) * 1e-8), jnp.float32(len(batch['x'])), {})
 
 
+@pytest.mark.slow
 def test_loss_scale_preserves_gradients_too_small_for_float16():
     batch = {'x': np.random.default_rng(0).uniform(1, 2, (8, 3)).astype(np.float32)}
     params, make_optimizer = {'w': jnp.zeros(3)}, optimizer.make_optimizer_factory(helpers.config().optimizer)
@@ -142,6 +144,7 @@ def large(params, batch, rng):
     return LossSums(jnp.sum(products.astype(jnp.float32)), jnp.sum(jnp.any(batch['x'] != 0, axis=1)), {})
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(('parallel', 'accumulate'), [('jit', 1), ('jit', 2), ('pmap', 1), ('pmap', 2)])
 @pytest.mark.parametrize('bad', [False, True])
 def test_overflowing_step_changes_only_the_loss_scale(parallel, accumulate, bad):
@@ -187,6 +190,7 @@ def test_loss_scale_has_the_published_constants():
     assert [float(precision.adjust_loss_scale(loss_scale(8, n), jnp.bool_(1)).factor) for n in (1998, 1999)] == [8, 16]
 
 
+@pytest.mark.slow
 def test_scaled_micro_batches_match_the_whole_batch():
     batch = {'x': np.random.default_rng(0).uniform(1, 2, (8, 3)).astype(np.float32)}
     batch['x'][1:4] = 0  # these rows do not count: the micro-batches have weights 1, 4 and 1, 0, 2, 2
@@ -226,6 +230,7 @@ def config(dtype='float16', **changes):
     return LanguageConfig(data=GrammarText(), model=LanguageModelConfig(dtype=dtype), **common)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('ema', [0.0, 0.5])
 def test_resumed_float16_run_matches_uninterrupted_run_bit_for_bit(tmp_path, monkeypatch, ema):
     monkeypatch.setattr(precision, 'GROWTH_INTERVAL', 2)
@@ -249,6 +254,7 @@ def test_run_ends_if_it_overflows_at_the_smallest_scale(tmp_path):
     assert [x['loss_scale'] for x in records(tmp_path, 'train')[3:]] == [2.0**n for n in range(15, 0, -1)]
 
 
+@pytest.mark.slow
 def test_other_dtypes_have_no_loss_scale_and_unchanged_checkpoints(tmp_path):
     for dtype in ('float32', 'bfloat16'):
         loop.run_training_loop(config(dtype), helpers.make_task(), tmp_path / dtype)

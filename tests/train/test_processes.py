@@ -80,6 +80,7 @@ def test_two_processes_match_one_and_the_run_continues_with_one(tmp_path, mesh):
     assert_params_close(tmp_path / 'ten', pair, 1e-6)
 
 
+@pytest.mark.slow
 def test_no_process_writes_before_all_have_read(tmp_path, monkeypatch):
     """A process must not read files that the first process has partly written."""
     files_after_call, run_in_all = [], run.processes.run_in_all
@@ -96,6 +97,7 @@ def test_no_process_writes_before_all_have_read(tmp_path, monkeypatch):
     assert (tmp_path / 'run/vocabulary/text.json').exists()
 
 
+@pytest.mark.slow
 def test_locked_directory_is_refused(tmp_path):
     config, workdir = tiny_language_config(tmp_path / 'data', train__duration='1 steps'), tmp_path / 'run'
     workdir.mkdir()

@@ -19,6 +19,7 @@ def steps_in(folder):
     return sorted(int(event['args']['step_num']) for event in events if event.get('name') == 'train')
 
 
+@pytest.mark.slow
 def test_requested_steps_are_traced(tmp_path, caplog):
     loop.run_training_loop(config(), make_task(), tmp_path / 'plain')
     with caplog.at_level(logging.INFO):

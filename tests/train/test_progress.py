@@ -43,6 +43,7 @@ def run_on_terminal(program, columns, **environment):
     return output.decode()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('total', [200, 12_000, 600_000])
 def test_bar_shows_step_rate_time_and_first_score_in_80_columns(total):
     lines = re.split(r'[\r\n]+', run_on_terminal(PROGRAM.format(total=total), 80, NO_COLOR='1'))

@@ -63,6 +63,7 @@ def test_language_task_has_an_uneven_last_batch(tmp_path):
     assert 0 < min(full) < max(full) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('parallel', ['jit', 'pmap'])
 def test_data_parallel_mesh_matches_one_device(plain, tmp_path, parallel, quickly):
     assert_close(plain, train_language(tmp_path, LANGUAGE, 'data=8', train__parallel=parallel))

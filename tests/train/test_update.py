@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from attnlab.kernels.losses import LossSums
 from attnlab.train import optimizer
@@ -57,6 +58,7 @@ def test_batch_of_padding_changes_nothing():
     assert float(values['loss']) == 0.0 and float(state.params['w']) == 0.0
 
 
+@pytest.mark.slow
 def test_accumulated_gradient_equals_that_of_the_whole_batch():
     def noiseless(params, batch, rng):  # the noise depends on the division into micro-batches: subtract it
         return make_task().loss(params, batch | {'x': batch['x'] - 0.1 * jax.random.normal(rng, batch['x'].shape)}, rng)
