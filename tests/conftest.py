@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_slow_cases(items: list[pytest.Item]) -> None:
-    """Leave n cases of a test with `quick_cases(n)` in the quick tests, spread evenly over all; mark the others slow."""
+    """Keep n cases, spread evenly, of a test with `quick_cases(n)` among the quick tests; mark the others slow."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker('quick_cases') and not item.get_closest_marker('slow'):
