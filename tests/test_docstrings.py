@@ -1,4 +1,4 @@
-"""Every public function, class and method has a docstring, and one that takes or returns arrays gives their shapes."""
+"""Public names are unique and documented, and a function that takes or returns arrays documents their shapes."""
 
 import ast
 import re
@@ -89,3 +89,16 @@ def test_faults_are_seen():
     source += 'class C:\n    """A."""\n    def m(self): pass\n'
     assert faults(source) == [('f', 'no shapes'), ('g', 'no docstring'), ('C.m', 'no docstring')]
     assert not faults('def f(x: Float[Array, "B T"]) -> int:\n    """Sum."""\n')
+
+
+def test_public_names_are_unique():
+    """A name that several modules share cannot be searched for.  Modules of one interface share its names."""
+    interfaces = {'main', 'dot_product', 'is_preferred'}
+    modules = {}
+    for file in FILES:
+        if 'torch' in file:
+            continue
+        for node in ast.parse((PACKAGE / file).read_text('utf-8')).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith('_'):
+                modules.setdefault(node.name, []).append(file)
+    assert not {name: found for name, found in modules.items() if len(found) > 1 and name not in interfaces}

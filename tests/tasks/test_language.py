@@ -31,7 +31,7 @@ TEXT = '\n'.join(LINES) + '\n'
 def test_labels_are_the_next_tokens(tmp_path):
     task = create_task(tiny_language_config(tmp_path))
     task.save(tmp_path)
-    vocabulary = corpus.load_vocabulary(tmp_path)
+    vocabulary = corpus.load_text_tokenizer(tmp_path)
     batch = task.batch(0)
     assert {name: array.shape for name, array in batch.items()} == {'tokens': (4, T), 'labels': (4, T)}
     np.testing.assert_array_equal(batch['tokens'][:, 1:], batch['labels'][:, :-1])

@@ -39,18 +39,18 @@ def read_texts(data: TextData, split: str, seed: int) -> list[SourceText]:
     return corpus.split_documents(split_text, data.documents) if data.documents else [split_text]
 
 
-def build_vocabulary(data: TextData, train: Sequence[SourceText]) -> Tokenizer:
+def build_text_tokenizer(data: TextData, train: Sequence[SourceText]) -> Tokenizer:
     """Build the tokenizer of the training texts."""
     return tokenizers.build_tokenizer(data.vocabulary, train, data.vocabulary_size, documents=bool(data.documents))
 
 
-def save_vocabulary(vocabulary: Tokenizer, workdir: Path) -> None:
+def save_text_tokenizer(vocabulary: Tokenizer, workdir: Path) -> None:
     """Write a tokenizer into a run's directory."""
     (workdir / 'vocabulary').mkdir(exist_ok=True)
     tokenizers.save_tokenizer(vocabulary, workdir / 'vocabulary' / 'text')
 
 
-def load_vocabulary(workdir: Path) -> Tokenizer:
+def load_text_tokenizer(workdir: Path) -> Tokenizer:
     """Read the tokenizer of a run."""
     return tokenizers.load_tokenizer(workdir / 'vocabulary' / 'text')
 
@@ -82,4 +82,4 @@ def vocabulary_size(data: TextData, seed: int) -> int:
             return tokenizers.ByteTokenizer(bool(data.documents)).size
         case 'characters':
             check_data_paths(data)
-            return build_vocabulary(data, read_texts(data, 'train', seed)).size
+            return build_text_tokenizer(data, read_texts(data, 'train', seed)).size

@@ -82,8 +82,8 @@ class LanguageTask:
     def vocabulary(self) -> Tokenizer:
         """The tokenizer, loaded from `workdir` or built from the training split."""
         if self.workdir is not None:
-            return corpus.load_vocabulary(self.workdir)
-        return corpus.build_vocabulary(self.config.data, self._texts['train'])
+            return corpus.load_text_tokenizer(self.workdir)
+        return corpus.build_text_tokenizer(self.config.data, self._texts['train'])
 
     @cached_property
     def _training(self) -> _TrainingData:
@@ -110,7 +110,7 @@ class LanguageTask:
 
     def save(self, workdir: Path) -> None:
         """Write the tokenizer."""
-        corpus.save_vocabulary(self.vocabulary, workdir)
+        corpus.save_text_tokenizer(self.vocabulary, workdir)
 
     # Model
 
