@@ -136,7 +136,7 @@ def test_layer_and_shift_flags_choose_the_alignment(transformer_run, capsys):
 @pytest.mark.parametrize('changes, message', [
     ({'model__positions': 'learned', 'model__context': 20}, 'model.context is 20 with learned positions; expected at'),
     ({'model__mixer': 'gru'}, "model.mixer is 'gru'; expected 'attention'"),
-    ({'model__alignment_layer': 3}, 'model.alignment_layer is 3; expected 1 to 2'),
+    ({'model__alignment_layer': 3}, 'model.alignment_layer is 3; expected 1 to layers, 2'),
     ({'model__alignment_shift': 2}, 'model.alignment_shift is 2; expected 0 to 1'),
     ({'decode__beams': 0}, 'decode.beams is 0; expected 1'),
     ({'decode__length_penalty': -1.0}, 'decode.length_penalty is -1.0; expected 0 or more'),

@@ -67,16 +67,16 @@ def test_a_run_without_later_fields_evaluates_and_continues(transformer_run, tmp
 FORMER_NAMES = {'kernel_size': 'taps', 'experts_per_token': 'active'}
 
 
-def test_a_run_saved_with_former_field_names_evaluates_and_continues(documents, tmp_path, caplog):
-    shutil.copytree(documents, tmp_path / 'run')
+def test_a_run_saved_with_former_field_names_evaluates_and_continues(documents_run, tmp_path, caplog):
+    shutil.copytree(documents_run, tmp_path / 'run')
     before = run.evaluate_run(tmp_path / 'run', 'valid')
-    saved = json.loads((documents / 'config.json').read_text('utf-8'))
+    saved = json.loads((documents_run / 'config.json').read_text('utf-8'))
     assert saved['model']['experts_per_token'] == 1  # not the default
     for name, former in FORMER_NAMES.items():
         saved['model'][former] = saved['model'].pop(name)
     (tmp_path / 'run' / 'config.json').write_text(json.dumps(saved))
     with caplog.at_level(logging.WARNING):
-        assert run.load_task(tmp_path / 'run').config == run.load_task(documents).config
+        assert run.load_task(tmp_path / 'run').config == run.load_task(documents_run).config
     assert not caplog.records
     assert run.evaluate_run(tmp_path / 'run', 'valid') == before
-    run.train_run(configs.load_config(documents / 'config.json'), tmp_path / 'run')  # accepted as the same run
+    run.train_run(configs.load_config(documents_run / 'config.json'), tmp_path / 'run')  # accepted as the same run
