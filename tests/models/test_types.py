@@ -128,7 +128,7 @@ def test_with_x64_a_decoding_step_keeps_the_dtypes_of_the_cache(name):
         def decode(params):
             state = init_cache(model, params, 2, 6)
             sampled = sample_tokens(
-                make_decode_step(model, params), state, TOKENS[:, 0], rng=jax.random.key(0), limit=3
+                make_decode_step(model, params), state, TOKENS[:, 0], rng=jax.random.key(0), max_tokens=3
             )
             return state, make_decode_step(model, params)(state, TOKENS[:, 0])[0], sampled
 
