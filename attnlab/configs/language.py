@@ -49,7 +49,7 @@ class GrammarText(TextData):
     """English sentences of the embedded grammar."""
 
     name: Literal['grammar'] = field('grammar', 'corpus')
-    documents: str = field('lines', 'lines: each sentence is a document')
+    documents: str = field('lines', 'always lines: each sentence is a document')
     train_examples: int = field(40_000, 'training sentences', ge=1)
     test_examples: int = field(500, 'sentences of every other split', ge=1)
 
@@ -57,7 +57,8 @@ class GrammarText(TextData):
         """Also require that each sentence is a document."""
         super().check()
         if self.documents != 'lines':
-            raise UserError(f"documents is {self.documents!r}; expected 'lines': each sentence is a document")
+            reason = 'because each sentence of the grammar is a document'
+            raise UserError(f"documents is {self.documents!r}; expected 'lines', {reason}")
 
 
 @dataclass(frozen=True, kw_only=True)

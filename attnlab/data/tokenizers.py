@@ -216,7 +216,9 @@ def encode_document(tokenizer: Tokenizer, text: SourceText) -> np.ndarray:
     Raises ValueError if the tokenizer has no document marks.
     """
     if tokenizer.marks is None:
-        raise ValueError('the tokenizer has no document marks; expected one of build_tokenizer(..., documents=True)')
+        raise ValueError(
+            'the tokenizer has no start and end tokens of documents; build it with build_tokenizer(..., documents=True)'
+        )
     start_mark, end_mark = tokenizer.marks
     return np.concatenate([[start_mark], tokenizer.encode(*text), [end_mark]], dtype=np.int32)
 

@@ -1,10 +1,11 @@
-"""Attention by cuDNN's kernel for NVIDIA GPUs, called as `jax.nn.dot_product_attention` calls it.
+"""Attention by cuDNN's kernel for NVIDIA GPUs, through `jax.nn.dot_product_attention(implementation='cudnn')`.
 
 The contract of `attnlab.dot_product_attention` holds for every supported call, with these exceptions:
 
 - Weights are rounded to the dtype of `query` before the product with the values, as in every tensor-core kernel.
-- A logit that a mask array or a bias of -inf hides is lowered by 2^41, not by infinity.
-- A row that may attend to a non-finite number is NaN and has no gradient; `dense` has a gradient of NaN there.
+- Masked logits (mask array, or bias of -inf) get -2^41 added; they are not set to -inf.
+- If a key or value that a row may attend to is inf or NaN, the output of the row is NaN and its gradient is zero;
+  `dense` gives a gradient of NaN.
 - Under `jax.vmap`, JAX supports a bias or mask only in its full size [B, N, T, S], and raises TypeError otherwise.
 """
 
@@ -157,9 +158,9 @@ def _call_cudnn(call: AttentionCall, bias: Array | None) -> Array:
 
 
 def _lengths(call: AttentionCall, B: int, T: int, S: int, left: int | None) -> tuple[Array, Array] | tuple[None, None]:
-    """Return lengths of queries and keys, [B] int32 each, under which every row may attend to some key.
+    """Return lengths of queries and keys for cuDNN, [B] int32 each, or (None, None) if it needs none.
 
-    The rows that a window leaves without keys come last, and are cut off.  Both are None if cuDNN needs no lengths.
+    Under a window the last query rows may have no visible key; the length of the queries excludes them.
     `left`: the size of the window, or None.
     """
     queries, keys = call.mask.query_seq_lengths, call.mask.key_value_seq_lengths

@@ -253,7 +253,11 @@ def _multiply_forward(x: Array, kernel: Array, experts: Array, used: Array) -> t
 
 
 def _multiply_backward(saved: tuple[Array, ...], d_out: Array) -> tuple[Array, Array, None, None]:
-    """Return the gradients of x and kernel.  JAX's gradient of the loop would add a whole [E, D, F] for every block."""
+    """Return the gradients of x and kernel.
+
+    They are written by hand because JAX's gradient of the forward loop would add an array of the size of all kernels,
+    [E, D, F], for every block.
+    """
     x, kernel, experts, used = saved
     wide = jnp.promote_types(kernel.dtype, jnp.float32)
 

@@ -243,22 +243,23 @@ def attention_fn(
 ) -> Float[Array, '*B T N Hv']:
     """Replace Flax's attention: `flax.linen.MultiHeadDotProductAttention(attention_fn=attention_fn)`.
 
-    The arguments are those of `flax.linen.dot_product_attention`, including any number of batch axes and masks of
-    numbers, where nonzero attends.  The differences are those between `attnlab.dot_product_attention` and JAX's (a row
-    that is masked everywhere gives zero; Flax gives the mean), and the following:
+    The arguments are those of `flax.linen.dot_product_attention`, including any number of batch axes and numeric masks,
+    in which a nonzero entry means that the query may attend.  It differs from Flax as follows:
 
+    - A row that is masked everywhere gives zero (Flax: the mean of the values), and so on for the other differences
+      that `attnlab.dot_product_attention` has from `jax.nn.dot_product_attention`.
     - Dropout is independent for every batch row and head.  `broadcast_dropout` has no effect; its default in Flax is
       True, which drops the same weights in all rows and heads.
-    - The softmax is float32 or wider; `force_fp32_for_softmax` has no effect.  The weights that are sown, if Flax
-      passes `module`, have the same dtype.  The output has the dtype that the inputs are promoted to, where Flax gives
-      float32 if `force_fp32_for_softmax` is set.
+    - The softmax is float32 or wider; `force_fp32_for_softmax` has no effect.  If Flax passes `module`,
+      the sown weights have the dtype of the softmax.  The output has the dtype that the inputs are promoted to; Flax
+      gives float32 if `force_fp32_for_softmax` is set.
     - A dropout rate outside [0, 1) raises an error, even if `deterministic`.
 
     implementation: as in `attnlab.dot_product_attention`; set it with `functools.partial`.
 
     Raises:
       NotImplementedError: if `precision` or a function in place of einsum is given.
-      ValueError: as `attnlab.dot_product_attention`.
+      ValueError: if `attnlab.dot_product_attention` raises it.
     """
     for name, argument in (
         ('precision', precision), ('einsum_dot_general', einsum_dot_general),

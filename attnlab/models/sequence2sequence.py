@@ -30,7 +30,7 @@ class Sequence2SequenceModel(Protocol):
 
     @property
     def alignment_shift(self) -> int:
-        """Number of steps after a word's own step at which its alignment is read."""
+        """Steps from the one that emits a token to the one whose attention is its alignment; 0: the same step."""
         ...
 
     @property
@@ -147,7 +147,7 @@ class TransformerModel:
 
     @property
     def alignment_shift(self) -> int:
-        """Number of steps after a word's own step at which its alignment is read."""
+        """Steps from the one that emits a token to the one whose attention is its alignment; 0: the same step."""
         return self.module.config.alignment_shift
 
     @property

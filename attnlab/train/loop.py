@@ -213,9 +213,9 @@ class Trainer:
 
     def stop_on_signal(self) -> None:
         """Raise Stopped if a signal came, after the checkpoint is written; not at the last step."""
-        if (number := self.stop_signal(self.step)) and self.step < self.setup.durations.total:
+        if (signal_number := self.stop_signal(self.step)) and self.step < self.setup.durations.total:
             checkpoint.wait_for_save(self.manager)
-            raise Stopped(number, self.step)
+            raise Stopped(signal_number, self.step)
 
 
 def restore_state(

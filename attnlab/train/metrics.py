@@ -61,7 +61,7 @@ def metrics_writer(workdir: Path, step: int, writes: bool = True):
 
 @contextmanager
 def _raise_run_error(path: Path):
-    """Raise RunError with the path instead of an OSError."""
+    """Context manager that turns an OSError into a RunError with the path."""
     try:
         yield
     except OSError as error:

@@ -86,7 +86,7 @@ def test_characters_out_of_order_are_refused():
 
 
 def test_encode_document_needs_marks():
-    with pytest.raises(ValueError, match='the tokenizer has no document marks'):
+    with pytest.raises(ValueError, match='the tokenizer has no start and end tokens'):
         encode_document(ByteTokenizer(), SourceText('a', 'x'))
 
 

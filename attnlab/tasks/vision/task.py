@@ -168,7 +168,7 @@ class VisionTask:
         return self.probabilities(params, Images(pixels, np.zeros(len(pixels), np.int32), ()))
 
     def probabilities(self, params: Params, images: Images) -> np.ndarray:
-        """Return the probability of each class, [n, classes] float64; each image is evaluated once."""
+        """Return the probability of each class, [n, classes] float64."""
         B = mesh_axes.evaluation_batch_size(EVALUATION_IMAGES, len(images.labels))
         batches = [self._softmax(params, pixels) for pixels, _ in dataset.evaluation_batches(images, B)]
         return np.concatenate([np.asarray(x, np.float64) for x in batches])[: len(images.labels)]
