@@ -62,6 +62,7 @@ def test_restrict_hardware_gives_each_process_its_own_cores():
     assert set.union(*core_sets) == os.sched_getaffinity(0) and sum(map(len, core_sets)) == len(set.union(*core_sets))
 
 
+@pytest.mark.slow
 def test_reading_cached_programs_prints_nothing(tmp_path):
     """Also on processors where jaxlib reports tuning preferences as missing features."""
     program = (

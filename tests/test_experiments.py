@@ -142,6 +142,7 @@ def fields_and_reads(experiment, folder, monkeypatch, changes=()):
     return set(leaves(loaded)), read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('experiment', [slow_if_similar(name) for name in EXPERIMENTS])
 def test_every_field_is_read(experiment, tmp_path, monkeypatch, quickly):
     fields_of_config, read = fields_and_reads(experiment, tmp_path, monkeypatch)

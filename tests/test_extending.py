@@ -65,6 +65,7 @@ def extended(tmp_path):
     return extend
 
 
+@pytest.mark.slow
 def test_a_new_field_of_the_block_is_read_checked_and_described(extended):
     run = extended('A field of the block')
     run('-m', 'attnlab', 'train', *LANGUAGE, '--config.model.residual_scale=0.5')
@@ -73,6 +74,7 @@ def test_a_new_field_of_the_block_is_read_checked_and_described(extended):
     assert 'factor of the output of a branch' in run('-m', 'attnlab', 'config', *LANGUAGE[:1])
 
 
+@pytest.mark.slow
 def test_a_new_position_encoding_trains_and_is_an_error_for_images(extended):
     run = extended('A position encoding')
     run('-m', 'attnlab', 'train', *LANGUAGE, '--config.model.positions=log_distance')
@@ -81,6 +83,7 @@ def test_a_new_position_encoding_trains_and_is_an_error_for_images(extended):
     assert 'log_distance' in error
 
 
+@pytest.mark.slow
 def test_a_new_attention_implementation_trains_and_equals_dense(extended):
     run = extended('An attention implementation')
     run('-m', 'attnlab', 'train', *LANGUAGE, '--config.model.implementation=checkpointed')
@@ -106,6 +109,7 @@ def test_the_conformance_suite_tests_a_new_implementation(extended, tmp_path):
     assert int(re.search(r'(\d+) passed', output)[1]) > 10
 
 
+@pytest.mark.slow
 def test_a_new_task_and_its_experiment_work_with_the_commands(extended, tmp_path):
     run = extended('A task of your own')
     for name, content in files(section('An experiment')):

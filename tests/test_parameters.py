@@ -48,6 +48,7 @@ def models(tmp_path_factory):
     return models
 
 
+@pytest.mark.slow
 def test_each_parameter_matches_one_rule_and_each_rule_is_used(models):
     *rules, vector_rule = parameters.PARAMETER_RULES
     used = set()

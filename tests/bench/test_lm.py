@@ -51,6 +51,7 @@ def test_different_tokens_are_an_error():
         lm.check_same_tokens({'one': one, 'other': other})
 
 
+@pytest.mark.slow
 def test_product_shapes_are_those_of_the_program():
     """Products of forward and backward, in the form of `matrix_products`."""
     model, params, arrays = lm.create_language_model(TINY)

@@ -37,6 +37,7 @@ def test_an_unreadable_file_is_refused(tmp_path, data, message):
         corpus.read_text(tmp_path / 'in.txt')
 
 
+@pytest.mark.slow
 @given(st.text('ab\n', min_size=2, max_size=40), st.integers(1, 9))
 def test_a_text_is_divided_as_in_nanogpt(text, line):
     train, valid = split_text(SourceText(text, 'x', line))

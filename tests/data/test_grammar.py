@@ -174,7 +174,7 @@ def cached_examples(split):
 EVERY = [pytest.param(split, id=split) for split in grammar.GRAMMAR_SPLITS]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize('split', EVERY)
 def test_words_match_the_tokeniser(split):
     for e in cached_examples(split)[:1500]:

@@ -56,6 +56,7 @@ def test_words_are_ordered_by_frequency_then_code_points():
     assert build_vocabulary('words', ['b a'], 100, 'fr').size == 6
 
 
+@pytest.mark.slow
 def test_words_of_the_training_split(real):
     for vocabulary, _ in real:
         assert vocabulary.size == 6000

@@ -96,7 +96,7 @@ FIRST = [row[:n] for row, n in zip(TOKENS, LENGTHS, strict=True)]
 REST = [row[n:] for row, n in zip(TOKENS, LENGTHS, strict=True)]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize('name', MODELS)
 def test_calls_of_any_size_give_the_logits_of_one_pass(name):
     """Calls of one token are the steps of decoding: step t gives row t of the logits."""
@@ -113,6 +113,7 @@ def test_calls_of_any_size_give_the_logits_of_one_pass(name):
         assert cache.length.tolist() == [T] * B
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('name', MODELS)
 def test_padding_has_no_effect(name):
     """Two calls with rows of unequal length, padded on the left, on the right and in between."""

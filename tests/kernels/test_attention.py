@@ -73,7 +73,7 @@ def test_small_combinations_use_every_argument():
         assert sum(name in used for used in names) >= 10, name
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('seed', range(60))
 def test_output_and_gradients_match_oracle(seed):
     oracle.check_function(dot_product_attention, make_arguments(small_combination(seed)))
@@ -86,7 +86,7 @@ def test_half_precision_matches_oracle(seed, dtype):
     oracle.check_function(dot_product_attention, make_arguments(small_combination(seed)), dtype)
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('seed', range(66, 69))
 def test_float64_matches_oracle(seed):
     with jax.enable_x64(True):
@@ -96,6 +96,7 @@ def test_float64_matches_oracle(seed):
 # Calls without a batch axis
 
 
+@pytest.mark.slow
 def test_arrays_without_batch_axis_equal_batch_of_one():
     query, key, value = make_qkv()
     unbatched = {
@@ -118,6 +119,7 @@ def test_arrays_without_batch_axis_equal_batch_of_one():
 # Precision
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('width, size', [(128, 32), (64, 100)])
 def test_float16_logits_do_not_overflow(width, size):
     query, key = jnp.full((1, 1, 1, width), size, 'float16'), jnp.full((1, 2, 1, width), size, 'float16')

@@ -128,6 +128,7 @@ IDS = jnp.array([[1, 1, 2, 2, 2, 2, 0], [5, 5, 5, 5, 3, 3, 3]])
 RUNS = [(0, slice(0, 2)), (0, slice(2, 6)), (0, slice(6, 7)), (1, slice(0, 4)), (1, slice(4, 7))]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize('W, options', [(2, {}), (3, {'dilation': 2}), (4, {'groups': 2})], ids=str)
 @pytest.mark.parametrize('is_causal', [True, False])
 def test_each_segment_is_convolved_alone(is_causal, W, options):

@@ -62,6 +62,7 @@ def test_arguments_have_the_meaning_of_jax(kwargs, ours):
     np.testing.assert_allclose(np.where(has_keys, residual, 0), np.where(has_keys, jax_residual, 0), atol=2e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 def test_half_precision_matches_jax(dtype):
     ours = dot_product_attention(*make_qkv(dtype), is_causal=True)
@@ -84,6 +85,7 @@ def test_numpy_arrays_and_lists_are_accepted(as_used):
     np.testing.assert_array_equal(from_list, dot_product_attention(query, key, value, key_value_seq_lengths=lengths))
 
 
+@pytest.mark.slow
 def test_arrays_without_batch_axis_match_jax():
     query, key, value = make_qkv()
     bias = random_array(1, N, 1, S)

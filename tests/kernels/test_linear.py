@@ -295,6 +295,7 @@ def loss_of(args):
     return jnp.sum(jnp.sin(linear_attention(*args, is_causal=True, chunk_size=3, **LENGTHS)))
 
 
+@pytest.mark.slow
 def test_jit_remat_and_vmap_do_not_change_gradients():
     batch = jax.tree.map(lambda *x: jnp.stack(x), *(random_inputs(seed=i) for i in range(4)))
     gradient = jax.jit(jax.grad(loss_of))
@@ -303,6 +304,7 @@ def test_jit_remat_and_vmap_do_not_change_gradients():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), mapped, expected)
 
 
+@pytest.mark.slow
 def test_second_derivatives_match_finite_differences():
     query, key, value = random_inputs(3, 3)
     loss_of_gradient = lambda query: jnp.sum(jnp.sin(output_and_gradients(query, key, value)[1]))
@@ -311,6 +313,7 @@ def test_second_derivatives_match_finite_differences():
     np.testing.assert_allclose(jnp.sum(have * step), want, rtol=2e-3)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize('is_causal', [True, False])
 @pytest.mark.parametrize('sizes', [(0, 3, 3, 2), (1, 0, 3, 2), (1, 3, 0, 2), (1, 3, 3, 0)])
 def test_axes_of_size_zero(sizes, is_causal):

@@ -125,6 +125,7 @@ def test_label_weights_multiply_all_sums(smoothing):
     np.testing.assert_allclose(ones.total, cross_entropy(logits, labels, smoothing).total, rtol=1e-6)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
 @pytest.mark.parametrize('padding', [0, -1])
 def test_logits_of_padding_labels_are_ignored(smoothing, padding):

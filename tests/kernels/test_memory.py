@@ -46,13 +46,14 @@ def growth_factors(measure, implementation, name, lengths=LENGTHS) -> list[float
     return [after / before for before, after in zip(sizes, sizes[1:], strict=False)]
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('name', OPTIONS)
 def test_no_value_grows_quadratically_with_length(name):
     assert max(growth_factors(largest_value, 'blockwise', name)) <= GROWTH
     assert min(growth_factors(largest_value, 'dense', name)) > 3.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [pytest.param('plain', marks=pytest.mark.slow), 'causal'])
 def test_compiled_gradient_takes_memory_linear_in_length(name):
     assert max(growth_factors(temporaries, 'blockwise', name)) <= GROWTH

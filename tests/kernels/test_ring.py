@@ -104,6 +104,7 @@ def jit_call(kwargs, **options):
     return jax.jit(functools.partial(calls.attention_with_gradients, **static, return_residual=True), **options), traced
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('name, case', [
     pytest.param(name, case, id=f'{name}-{case}', marks=() if (name, case) in DEFAULT_CASES else pytest.mark.slow)
     for name in MESHES for case in CASES

@@ -52,7 +52,7 @@ CASES = [(name, None) for name in MASKS]
 CASES += [('all', (1, 1)), ('causal', (1, 1)), ('causal', (B, 1)), ('causal', (1, N)), ('lengths', (B, N))]
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize('name, axes', CASES)
 def test_sanitized_call_is_finite_and_restored_output_matches_dense(name, axes):
     random = np.random.default_rng(2)

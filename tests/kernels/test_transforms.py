@@ -121,6 +121,7 @@ def options(random):
     }  # fmt: skip
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize('implementation', BLOCK_SIZES)
 @pytest.mark.parametrize('name', options(np.random.default_rng(0)))
 def test_gradients_match_finite_differences_in_float64(implementation, name):

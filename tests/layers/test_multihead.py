@@ -257,6 +257,7 @@ def test_blockwise_equals_dense():
 # Fully masked rows, weights, dropout, zeros
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(('implementation', 'dtype'), [
     ('dense', 'float32'), ('dense', 'float16'), ('blockwise', 'bfloat16'),
 ])  # fmt: skip
@@ -278,6 +279,7 @@ def test_a_fully_masked_query_gives_the_bias_of_the_output(implementation, dtype
     near(output, float32_output, oracle.TOLERANCE[dtype][1], 'output')
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(('implementation', 'rate'), [(None, 0.0), (None, 0.5), ('blockwise', 0.0)])
 def test_returned_weights_are_those_before_dropout(implementation, rate, caplog):
     module = make_attention(dropout_rate=rate, implementation=implementation, use_bias=False)
@@ -294,6 +296,7 @@ def test_returned_weights_are_those_before_dropout(implementation, rate, caplog)
     assert bool(jnp.allclose(without_dropout, output, atol=1e-5)) == (rate == 0.0)
 
 
+@pytest.mark.slow
 def test_dropout_depends_on_its_stream_and_keeps_the_mean():
     module = make_attention(dropout_rate=0.5, use_bias=False)
     equal_rows = jnp.stack([QUERIES[0]] * 2)
@@ -327,6 +330,7 @@ def test_a_dropout_rate_out_of_range_raises(rate, deterministic):
         attention_fn(*3 * [QUERIES[:, :, None]], dropout_rate=rate, deterministic=deterministic)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('qk_norm', ['rms', 'l2'])
 def test_query_and_key_norms_of_zero_tokens_are_finite(qk_norm):
     """Without biases, a token of zeros has a query and a key of zeros."""
@@ -359,6 +363,7 @@ def test_wrong_fields_and_inputs_raise(as_used, fields, inputs, call, message):
         MultiHeadAttention(**{'heads': N} | fields).init(jax.random.key(0), *inputs, **call)
 
 
+@pytest.mark.slow
 def test_a_cache_accepts_positions_of_a_dtype_narrower_than_its_length():
     """A token at position -1 is not written: its index becomes 300, the length of the cache, which int8 cannot hold."""
     module, x = MultiHeadAttention(2, cache_length=300), jnp.cos(jnp.arange(24.0)).reshape(1, 3, 8)

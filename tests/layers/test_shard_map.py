@@ -57,6 +57,7 @@ def compiled_shard_map(function, in_specs, out_specs):
 SLOW = ('language, experts', 'translation')
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
 def test_output_and_gradients_in_shard_map_equal_those_without(name):
     """Rows are divided over devices, parameters are not: the devices sum their parts of the gradients."""
@@ -89,6 +90,7 @@ KEYS = jax.vmap(jax.random.key)(jnp.arange(B))
 FIRST = jnp.full((B,), 2)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('decode', [
     lambda state, keys: sample_tokens(
         table_step, state, jnp.full(len(state), 2), rng=keys, max_tokens=4, eos_id=3, top_k=3, top_p=0.9
@@ -102,6 +104,7 @@ def test_decoding_in_shard_map_gives_the_same_tokens(decode):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
+@pytest.mark.slow
 def test_decoding_with_different_parameters_on_each_device():
     """Only the parameters that the step closes over vary over devices, as for the members of an ensemble."""
     model = language_case()[0]

@@ -110,6 +110,7 @@ def test_logits_depend_on_all_earlier_tokens_and_on_no_later_one(name, changes):
         assert jnp.all(sizes[jnp.tril_indices(T)] > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['plain', 'post', pytest.param('experts', marks=pytest.mark.slow)])
 def test_scan_and_rematerialisation_change_no_loss_and_no_gradient(name):
     loop = make_model(VARIANTS[name])

@@ -142,7 +142,7 @@ def test_a_row_does_not_depend_on_padding_or_other_rows(fields):
         np.testing.assert_array_equal(same_tokens, tokens)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize('attention', ['additive', 'dot', 'none'])
 def test_the_embedding_of_padding_gets_no_gradient(attention):
     model, params = make_model(attention=attention)
@@ -268,7 +268,7 @@ def original_logits(params, source, inputs, has_attention):
     return np.array(logits)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize('has_attention', [True, False])
 def test_the_original_model_equals_the_equations_of_the_paper(has_attention):
     attention = 'additive' if has_attention else 'none'

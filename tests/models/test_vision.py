@@ -115,7 +115,7 @@ def test_transposing_an_image_equals_swapping_the_halves_of_its_position_codes()
     np.testing.assert_allclose(logits(sinusoidal, sinusoidal_params, images), plain_logits, atol=1e-6)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize('positions', ['sinusoidal', 'rotary'])
 def test_one_half_of_the_codes_depends_on_the_row_and_one_on_the_column(positions):
     """An 8 x 16 image has 2 rows of 4 tokens."""
@@ -175,6 +175,7 @@ def test_the_input_of_the_head_is_that_of_the_pooling(pool):
     np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_register_and_every_pixel_gets_a_gradient():
     model = make_model(registers=2, pool='class')
     params, images = random_parameters(model), random_images()
@@ -226,6 +227,7 @@ def test_variants_of_blocks_give_the_same_logits_in_a_loop_and_a_scan(changes):
     np.testing.assert_allclose(logits(loop, params, images), logits(scan, scan_params, images), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_models_give_float32_logits():
     model = make_model(dtype='bfloat16', registers=1, pool='class')
     params, images = random_parameters(model), random_images()

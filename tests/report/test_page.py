@@ -153,6 +153,7 @@ def test_damaged_lines_of_metrics_are_left_out(tmp_path, caplog):
     assert caplog.messages == [f'{path}: left out 2 lines that are not valid records, first line 1']
 
 
+@pytest.mark.slow
 def test_page_size_is_limited_and_the_number_of_samples_left_out_is_given(tmp_path, monkeypatch):
     samples = [{**SAMPLE, 'source': f'the red dress {index}'} for index in range(5)]
     folder = write_run(tmp_path / 'a', samples=samples)

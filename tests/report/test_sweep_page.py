@@ -213,6 +213,7 @@ def test_legend_gives_the_sensitivity_of_each_line():
     assert labels == ['order=pre: 0.250', 'order=post: not known yet', 'no better than untrained']
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize('count', [1, 2, 60])
 def test_figures_of_any_number_of_points_are_drawn(count):
     """Also without a warning of matplotlib, such as for a layout that does not fit: tests turn warnings into errors."""

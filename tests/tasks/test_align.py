@@ -111,6 +111,7 @@ def test_translations_do_not_depend_on_batch_or_order(recurrent_run):
         np.testing.assert_allclose(in_batch.weights, single.weights, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_source_longer_than_all_widths_is_translated_whole(recurrent_run):
     task, params, _ = run.load_run(recurrent_run)
     (ids,) = corpus.encode_sentences([' '.join(['cat'] * 50)], task.vocabularies[0])

@@ -170,6 +170,7 @@ def single_document_batch(batch, row, segment):
     return single
 
 
+@pytest.mark.slow
 def test_loss_of_packed_documents_is_the_sum_of_the_losses_of_each(packed):
     task, loss = packed
     batch = task.batch(0)
@@ -235,6 +236,7 @@ def test_interrupted_run_continues_as_if_it_was_not(stream_run, monkeypatch):
 # Scores
 
 
+@pytest.mark.slow
 def test_a_token_changes_only_its_own_and_later_logits(language_model):
     *_, vocabulary, logits = language_model
     ids = vocabulary.encode(TEXT[:T])

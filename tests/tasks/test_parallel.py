@@ -115,6 +115,7 @@ NOT_SLOW = [('residual', 'data=4'), ('recurrent', 'data=4'), ('documents', 'data
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(('name', 'mesh'), [
     pytest.param(name, mesh, marks=[] if (name, mesh) in NOT_SLOW else pytest.mark.slow)
     for name in VALIDATED for mesh in MESHES

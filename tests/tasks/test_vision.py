@@ -137,6 +137,7 @@ def test_every_image_is_evaluated_once_for_any_batch_size(size, vision_run, monk
     assert scores.score_classification(probabilities, test_images.labels)['accuracy'] == stored['accuracy']
 
 
+@pytest.mark.slow
 def test_evaluation_writes_scores_confusion_matrix_and_pictures(vision_run):
     stored = json.loads((vision_run / 'scores-test.json').read_text())
     assert stored['images'] == 30 and {'accuracy', 'top5', 'loss', 'calibration_error'} < set(stored)

@@ -48,6 +48,7 @@ def test_samples_do_not_depend_on_their_number(generate):
     assert generate(tokens=30, seed=1) != many[:1]
 
 
+@pytest.mark.slow
 def test_generation_of_many_tokens_compiles_once(generate, monkeypatch):
     samplers, build_sampler = [], generation.build_sampler
     monkeypatch.setattr(
@@ -159,6 +160,7 @@ def test_attend_refuses_before_anything_is_written(stream_run, capsys, argv, mes
     assert sorted(stream_run.rglob('*')) == before
 
 
+@pytest.mark.slow
 def test_commands_that_the_task_does_not_support_are_refused(stream_run, transformer_run, capsys):
     assert cli.main(['translate', f'--workdir={stream_run}', 'the cat sleeps.']) == 2
     assert capsys.readouterr().err == "attnlab: a run of task 'language' does not translate\n"

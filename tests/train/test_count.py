@@ -80,6 +80,7 @@ def test_layers_and_rest_sum_to_the_whole(rows):
             assert row.layer * layers + row.rest == pytest.approx(row.whole, rel=1e-12), row.name
 
 
+@pytest.mark.slow
 def test_costs_of_gpt3_match_hand_computed_values(rows):
     costs = rows(GPT3)  # the parameters alone would be 650 GiB
     D, L, V, T = 12288, 96, 50257, 2048
@@ -105,6 +106,7 @@ def test_xla_estimate_is_slightly_larger(rows, experiment, excess):
         assert products.rest <= estimate.rest
 
 
+@pytest.mark.slow
 def test_experts_count_all_parameters_and_only_active_flops(rows):
     dense, experts = rows(SHAKESPEARE), rows(f'{SHAKESPEARE}:experts')
     D, E, A, T = 128, 4, 2, 64

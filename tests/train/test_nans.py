@@ -73,6 +73,7 @@ def test_layer_whose_output_overflows_is_named(remat, layer):
     assert f'that of layer_{layer}/out, from finite inputs' in describe_failure(Model(False, remat), unstacked)
 
 
+@pytest.mark.slow
 def test_nonfinite_value_between_modules_is_reported_as_input():
     message = describe_failure(Model(True, False), lambda params: set_parameter(params, ('divisor',), 0))
     name = 'layers/into in iteration 0 (of 0 to 2) of its scan'

@@ -96,6 +96,7 @@ def train_metrics(make_config, folder, dtype, steps=80):
     return step_metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('make_config', [language, pytest.param(vision, marks=pytest.mark.slow)])
 def test_training_in_float16_learns_about_as_in_float32(make_config, tmp_path):
     half, full = (train_metrics(make_config, tmp_path, dtype) for dtype in ('float16', 'float32'))

@@ -63,6 +63,7 @@ def train_in_this_process(folder, workdir, steps):
     run.train_run(tiny_language_config(folder, train__duration=f'{steps} steps', **changes), workdir)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mesh', ['data=2,fsdp=2,tensor=2', pytest.param('data=8', marks=pytest.mark.slow)])
 def test_two_processes_match_one_and_the_run_continues_with_one(tmp_path, mesh):
     train_in_this_process(tmp_path, tmp_path / 'five', 5)
@@ -108,6 +109,7 @@ def test_locked_directory_is_refused(tmp_path):
     run.train_run(config, workdir)  # the lock was released
 
 
+@pytest.mark.slow
 def test_directory_trained_by_another_process_meanwhile_is_refused(tmp_path, monkeypatch):
     config, workdir = tiny_language_config(tmp_path / 'data', train__duration='1 steps'), tmp_path / 'run'
     examples = LanguageTask.examples.fget

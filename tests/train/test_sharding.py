@@ -73,6 +73,7 @@ def slow(mesh):
     return pytest.param(mesh, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'mesh', ['fsdp=8', 'data=2,sequence=4', *map(slow, ('fsdp=2,tensor=2,sequence=2', 'data=2,tensor=4'))]
 )
@@ -80,6 +81,7 @@ def test_model_parallel_mesh_matches_one_device(plain, tmp_path, mesh, quickly):
     assert_close(plain, train_language(tmp_path, LANGUAGE, mesh))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mesh', ['data=2,expert=4', slow('fsdp=2,expert=2,tensor=2')])
 def test_expert_parallel_mesh_matches_one_device(experts, tmp_path, mesh, quickly):
     assert_close(experts, train_language(tmp_path, EXPERTS, mesh))
