@@ -85,10 +85,12 @@ _MODULES = {name: f'attnlab.{module}' for module, names in EXPORTS.items() for n
 
 def __getattr__(name: str) -> Any:
     """Import an exported name when it is first used: JAX takes a second to load, and `attnlab --help` needs none."""
+    if name == 'train':  # the package, which is callable: see attnlab/train/__init__.py
+        return importlib.import_module('attnlab.train')
     if name not in _MODULES:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     return getattr(importlib.import_module(_MODULES[name]), RENAMED.get(name, name))
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({'__version__', *__all__})

@@ -103,7 +103,7 @@ examples:
   attnlab train --config=experiments/align/grammar_gru.py --workdir=runs/grammar
   attnlab train --config=experiments/align/grammar_gru.py --workdir=runs/big --config.model.hidden=512
   attnlab eval --workdir=runs/grammar --split=test
-  attnlab translate --workdir=runs/grammar "The black cat sleeps."
+  attnlab translate --workdir=runs/grammar "the black cat sleeps."
   attnlab train --config=experiments/language/shakespeare_char.py --workdir=runs/shakespeare
   attnlab generate --workdir=runs/shakespeare --prompt="ROMEO:" --temperature=0.8
   attnlab train --config=experiments/vision/digits.py --workdir=runs/digits

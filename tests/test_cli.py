@@ -375,7 +375,7 @@ def test_count_refuses(capsys, calls, argv, message):
 def test_a_task_without_attention_is_named(capsys, monkeypatch):
     task = types.SimpleNamespace(config=types.SimpleNamespace(task='sort'))
     monkeypatch.setattr('attnlab.train.run.load_run', lambda workdir: types.SimpleNamespace(task=task, params=None))
-    assert refused(capsys, 'attend', '--workdir=runs/one', 'x') == "a run of task 'sort' does not attend"
+    assert refused(capsys, 'attend', '--workdir=runs/one', 'x') == "the task 'sort' does not attend"
 
 
 def test_a_sweep_without_optuna_names_the_extra(capsys, monkeypatch):

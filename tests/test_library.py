@@ -65,7 +65,7 @@ def test_the_example_of_training(tmp_path, monkeypatch, capsys):
     bleu, text = capsys.readouterr().out.splitlines()
     run, translated = names['run'], names['translated']
     assert float(bleu) >= 0 and text == translated.text and run.config == names['config'] and run.step in (2, 4)
-    assert translated.source == 'The small black cat sees the old teacher.'
+    assert translated.source == 'the small black cat sees the old teacher.'
     assert len(translated.columns) == 10 and translated.columns[-1] == '</s>'
     assert translated.weights.shape == (len(translated.rows), len(translated.columns))
     np.testing.assert_allclose(translated.weights.sum(axis=1), 1, atol=1e-5)
@@ -73,9 +73,9 @@ def test_the_example_of_training(tmp_path, monkeypatch, capsys):
     assert '</s>' in repr(shown)
     shown.save(tmp_path / 'alignment.png')
     assert (tmp_path / 'alignment.png').read_bytes() == shown.png()
-    maps = run.attention_maps('The cat sleeps.')
+    maps = run.attention_maps('the cat sleeps.')
     assert set(maps.weights) == set(maps.labels)
-    with pytest.raises(UserError, match="a run of task 'align' does not generate"):
+    with pytest.raises(UserError, match="the task 'align' does not generate"):
         run.generate('x')
 
 
@@ -98,7 +98,7 @@ def test_a_language_model(tmp_path):
     maps = run.attention_maps('the dog')
     assert maps.weights['attention'].shape == (1, 2, 7, 7) and maps.labels['attention'] == (list('the␣dog'),) * 2
     for name, arguments in (('translate', ['x']), ('classify', [np.zeros((1, 8, 8, 1), np.uint8)])):
-        with pytest.raises(UserError, match=f"a run of task 'language' does not {name}"):
+        with pytest.raises(UserError, match=f"the task 'language' does not {name}"):
             getattr(run, name)(*arguments)
 
 

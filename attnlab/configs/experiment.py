@@ -53,7 +53,7 @@ def load_experiment(spec: str, overrides: Sequence[tuple[str, Any]] = ()) -> Con
         empty = next(_keys_without_value(config))
         raise UserError(f'{spec}: a value is required: --config.{empty}=...') from None
     except Exception as error:  # a derived value is the user's expression, which may raise any exception
-        raise UserError(f'{spec}: a derived value fails: {serialization.format_error(error)}') from error
+        raise UserError(f'{spec}: a derived value cannot be computed: {serialization.format_error(error)}') from error
     serialization.config_to_json(config)  # raises UserError for a value that cannot be saved
     return config.lock()
 
@@ -102,7 +102,8 @@ def _call_get_config(spec: str) -> ConfigDict:
     if isinstance(config, RunConfig):
         return fields.config_dict(config)
     if type(config) is not ConfigDict:  # a FrozenConfigDict could not be overridden
-        raise UserError(f'{path}: get_config returns {type(config).__name__}, expected an ml_collections.ConfigDict')
+        kind = type(config).__name__
+        raise UserError(f'{path}: get_config returns {kind}, expected a config dataclass or ConfigDict')
     return config
 
 

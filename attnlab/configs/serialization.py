@@ -78,7 +78,7 @@ def check_same_config(config: ConfigDict, saved: ConfigDict, what: str = 'the wo
         f'{key} is {current.get(key, "absent")} here and {stored.get(key, "absent")} there' for key in keys[:_MAX_SHOWN]
     )
     rest = f', and {len(keys) - _MAX_SHOWN} more' if len(keys) > _MAX_SHOWN else ''
-    raise UserError(f'{what} of another config: {shown}{rest}')
+    raise UserError(f'{what} of another config: {shown}{rest}; expected the same config, or another directory')
 
 
 def format_error(error: BaseException) -> str:

@@ -80,7 +80,7 @@ def alignment_error_rate(links: Sequence[Set[Link]], gold: Sequence[GoldLinks]) 
     of sentence scores.  0 / 0 counts as 1, so no links against no gold links has an AER of 0.
     """
     if len(links) != len(gold):
-        raise ValueError(f'links of {len(links)} sentences, gold of {len(gold)}')
+        raise ValueError(f'links for {len(links)} sentences, gold for {len(gold)}; expected the same number')
     link_count, sure_count = sum(map(len, links)), sum(len(sentence.sure) for sentence in gold)
     matched_sure = sum(len(a & g.sure) for a, g in zip(links, gold, strict=True))
     matched_possible = sum(len(a & g.possible) for a, g in zip(links, gold, strict=True))

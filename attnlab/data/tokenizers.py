@@ -254,7 +254,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if json_file.is_file():
         return _load_json(json_file)
     if not subword_file.is_file():
-        raise UserError(f'{path}: no such vocabulary, .json or .model{file_suggestion(json_file)}')
+        raise UserError(f'{path}: no vocabulary, neither a .json nor a .model file{file_suggestion(json_file)}')
     return SubwordTokenizer(vocabulary.load_vocabulary(path))
 
 

@@ -173,7 +173,7 @@ def _attends_to_any(marks: Bool[Array, 'B S K'], T: int, is_causal: bool) -> Boo
     """Return which queries may attend to a marked key: one at or before their position if causal, else any."""
     if not is_causal:
         return jnp.broadcast_to(jnp.any(marks, axis=1, keepdims=True), (marks.shape[0], T, marks.shape[2]))
-    # An extra mark after the last key is the first mark if there is no other.  It is moved to T, after every query.
+    # A sentinel mark after the last key: a column without marks gets the position T, which no query reaches.
     first = jnp.argmax(jnp.pad(marks, ((0, 0), (0, 1), (0, 0)), constant_values=True), axis=1, keepdims=True)
     first = jnp.where(first == marks.shape[1], T, first)
     return jax.lax.broadcasted_iota(jnp.int32, (marks.shape[0], T, marks.shape[2]), 1) >= first

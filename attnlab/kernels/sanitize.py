@@ -78,7 +78,7 @@ def sanitize_call(call: AttentionCall) -> SanitizedCall:
 def _attends_to_any(allowed: Bool[Array, '#B #N T S'], marks: Bool[Array, 'B N S']) -> Bool[Array, 'B N T']:
     """Return which rows may attend to a marked key.
 
-    Computed as a matrix product, in which a mask for all batch rows or heads is not repeated.
+    Computed as a matrix product, so that a mask that all batch rows or heads share is not repeated in memory.
     """
     axes = [axis for axis in (0, 1) if allowed.shape[axis] > 1]
     pairs = allowed.reshape(*(allowed.shape[axis] for axis in axes), *allowed.shape[2:])

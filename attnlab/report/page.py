@@ -138,7 +138,7 @@ def _figures(runs: Mapping[str, RunResults]) -> list[tuple[str, html.Picture]]:
 
 
 def _score_table(runs: Mapping[str, RunResults]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: the scores of `SCORE_FORMATS` in its order, then other numbers, then counts."""
+    """Return header and rows: the scores of `SCORE_FORMATS` in its order, then other floats, then integers."""
     order = {key: index for index, key in enumerate(SCORE_FORMATS)}
 
     def rank(key: str) -> int:

@@ -135,7 +135,7 @@ def plot_metric_by_field(
 
 
 def _can_be_drawn(group: Mapping, keys: Mapping[str, str]) -> bool:
-    """Whether a group has a mean, or has failed after all of its values were known."""
+    """Whether a group has a mean, or has failed and has a value for each key."""
     return group['mean'] is not None or (group['failed'] and all(group['values'][key] is not None for key in keys))
 
 

@@ -44,7 +44,7 @@ class AxisScale(NamedTuple):
     ticks: list[tuple[float, str]]
 
     def coordinate(self, value: Any) -> float:
-        """Return the coordinate of a value."""
+        """Return the position of a value on the axis, in units of the axis: the number, or the index of a category."""
         return self.coordinates[repr(value)]
 
     def fraction(self, coordinate: float) -> float:

@@ -218,7 +218,7 @@ def require_support(task: Task, protocol: type[SupportProtocol], verb: str) -> S
     verb: completes 'a run of task ... does not', the message of the UserError for a task without that protocol.
     """
     if not isinstance(task, protocol):
-        raise UserError(f'a run of task {task.config.task!r} does not {verb}')
+        raise UserError(f'the task {task.config.task!r} does not {verb}')
     return task
 
 

@@ -41,26 +41,28 @@ class TrainedRun(NamedTuple):
     params: Params
     step: int
 
+    def __repr__(self) -> str:
+        size = sum(x.size for x in jax.tree.leaves(self.params))
+        return f'TrainedRun(task={self.config.task!r}, step={self.step}, parameters={size:,})'
+
     @property
     def config(self) -> RunConfig:
         """The config of the run."""
         return self.task.config
 
     def translate(
-        self, sentences: Sequence[str], joined: bool = False, layer: int | None = None, shifted: bool = False
+        self, sentences: str | Sequence[str], joined: bool = False, layer: int | None = None, shifted: bool = False
     ) -> list[TranslatedSentence]:
-        """Translate sentences, each with its alignment.
+        """Translate a sentence or several; return each with its alignment.
 
         joined: whether to align words instead of sub-words.
         layer: number, from 1, of the layer whose cross-attention is the alignment, instead of that of the config
           (Transformers only).
         shifted: whether to read the alignment of a token one step after the token was produced (Transformers only).
         """
-        return list(
-            require_support(self.task, SupportsTranslate, 'translate').translate(
-                self.params, sentences, joined, layer, shifted
-            )
-        )
+        sentences = [sentences] if isinstance(sentences, str) else sentences
+        task = require_support(self.task, SupportsTranslate, 'translate')
+        return list(task.translate(self.params, sentences, joined, layer, shifted))
 
     def generate(self, prompt: str = '', **options: Any) -> list[str]:
         """Return continuations of a prompt, each with the prompt before it.
@@ -114,6 +116,9 @@ def train_run(
     Raises UserError if the config cannot be trained, or if the directory has checkpoints of another config; nothing has
     been written then.
     """
+    if isinstance(config, str | Path):
+        expected = 'expected a RunConfig or a ConfigDict, such as attnlab.configs.load_experiment(path) returns'
+        raise UserError(f'the config is the text {str(config)!r}; {expected}')
     workdir = Path(workdir)
     # All processes finish reading before one writes.
     start = processes.run_in_all(lambda: _prepare_start(config, workdir, options.get('profile')))

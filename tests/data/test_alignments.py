@@ -103,7 +103,7 @@ def test_zero_divided_by_zero_counts_as_one():
     assert alignment_error_rate([set()], [links(())]) == (0, 1, 1)
     assert alignment_error_rate([set()], [links((), {(0, 0)})]) == (0, 1, 1)
     assert alignment_error_rate([{(0, 0)}], [links(())]) == (1, 0, 1)
-    with pytest.raises(ValueError, match='links of 1 sentences, gold of 0'):
+    with pytest.raises(ValueError, match='links for 1 sentences, gold for 0'):
         alignment_error_rate([set()], [])
 
 

@@ -111,9 +111,9 @@ def test_own_task_is_swept(experiment, capsys):
 def test_commands_that_own_task_does_not_support_are_refused(experiment, capsys):
     assert cli.main(['train', f'--config={experiment}', '--workdir=run']) == 0
     assert cli.main(['attend', '--workdir=run', 'x']) == 2
-    assert "a run of task 'my_task:LineTask' does not attend" in capsys.readouterr().err
+    assert "the task 'my_task:LineTask' does not attend" in capsys.readouterr().err
     assert cli.main(['count', f'--config={experiment}']) == 2
-    assert "a run of task 'my_task:LineTask' does not have a model that can be counted" in capsys.readouterr().err
+    assert "the task 'my_task:LineTask' does not have a model that can be counted" in capsys.readouterr().err
 
 
 def test_config_fields_of_own_task_are_checked(experiment):

@@ -163,9 +163,9 @@ def test_attend_refuses_before_anything_is_written(stream_run, capsys, argv, mes
 @pytest.mark.slow
 def test_commands_that_the_task_does_not_support_are_refused(stream_run, transformer_run, capsys):
     assert cli.main(['translate', f'--workdir={stream_run}', 'the cat sleeps.']) == 2
-    assert capsys.readouterr().err == "attnlab: a run of task 'language' does not translate\n"
+    assert capsys.readouterr().err == "attnlab: the task 'language' does not translate\n"
     assert cli.main(['generate', f'--workdir={transformer_run}', '--prompt=the cat']) == 2
-    assert capsys.readouterr().err == "attnlab: a run of task 'align' does not generate\n"
+    assert capsys.readouterr().err == "attnlab: the task 'align' does not generate\n"
 
 
 @pytest.mark.slow

@@ -240,7 +240,7 @@ def write_determiner_or_owner(english: list[str], phrase: Phrase) -> list[Word]:
 
 
 def write_adjectives(english: list[str], adjectives: tuple) -> tuple[list[tuple[Adjective, int]], int]:
-    """Write the adjectives; returns (adjective, index) of each, and the index of the and between two (0: none)."""
+    """Write the adjectives; return (adjective, index) pairs, and the index of the word 'and' between two (0: none)."""
     indexed: list[tuple[Adjective, int]] = []
     conjunction = 0
     for adjective in adjectives:

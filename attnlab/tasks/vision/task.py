@@ -179,7 +179,7 @@ class VisionTask:
         return scores.score_classification(self.probabilities(params, valid), valid.labels)
 
     def evaluate(self, params: Params, split: str) -> dict[str, Any]:
-        """Return all scores of a split; write its probabilities and confusion matrix, and pictures of the model."""
+        """Return all scores of a split; write its probabilities, confusion matrix, and figures such as attention."""
         images = dataset.read_images(self.config.data, split, self.config.seed)
         probabilities = self.probabilities(params, images)
         if self.workdir is not None:
