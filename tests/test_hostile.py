@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from attnlab import cli, commands, configs
+from attnlab.errors import UserError
 from attnlab.flags import Command
 
 ROOT = Path(cli.__file__).parents[1]
@@ -89,6 +90,10 @@ def made(tmp_path_factory) -> Path:
     return folder
 
 
+def no_download(*args, **kwargs):
+    raise UserError('no network')
+
+
 @pytest.fixture
 def folder(made, monkeypatch, as_used):
     """The folder as the current one; what would be set for the whole process is not."""
@@ -97,6 +102,8 @@ def folder(made, monkeypatch, as_used):
     monkeypatch.setattr('attnlab.environment.simulate_cpu_devices', lambda devices: None)
     monkeypatch.setattr('attnlab.train.loop.run_training_loop', None)  # nothing is trained
     monkeypatch.setattr('attnlab.launch.launch_processes', None)
+    monkeypatch.delenv('ATTNLAB_DATA', raising=False)  # where a data set would be found
+    monkeypatch.setattr('attnlab.data.download.download_file', no_download)
     monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(b'')))
     monkeypatch.setattr(sys, 'path', [*sys.path])
     return made
