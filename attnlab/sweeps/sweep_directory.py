@@ -86,7 +86,9 @@ def _describe_difference(here: list[dict[str, Any]], there: list[dict[str, Any]]
         parts += [f'only there {" ".join(only_there)}'] if only_there else []
         return ', '.join(parts)
     pairs = zip(here, there, strict=True)
-    number, (point_here, point_there) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+    # Points are compared as texts, because as values 1 == 1.0 == True.
+    number = next(i for i, pair in enumerate(pairs) if json.dumps(pair[0]) != json.dumps(pair[1]))
+    point_here, point_there = here[number], there[number]
     return f'point {number} is {_format(point_here["overrides"])} here and {_format(point_there["overrides"])} there'
 
 
