@@ -124,6 +124,8 @@ DEPENDENT = [  # (experiment, values of other fields, fields that are read only 
     ('experiments/language/shakespeare_char.py', {'model.experts': '2', 'model.positions': 'rotary'},
      EXPERTS | {'model.rotary_base'}),
     ('experiments/language/shakespeare_char.py', {'model.mixer': 'convolution'}, {'model.kernel_size'}),
+    ('experiments/align/grammar_transformer.py', {'model.positions': 'learned', 'model.context': '512'},
+     {'model.context'}),
     ('experiments/vision/digits.py', {'model.embedding': 'tokenizer'}, {'model.convolutions', 'model.channels'}),
     ('experiments/vision/digits.py', {'model.embedding': 'product'}, {'model.patch'}),
 ]  # fmt: skip

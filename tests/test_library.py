@@ -74,7 +74,7 @@ def test_the_example_of_training(tmp_path, monkeypatch, capsys):
     shown.save(tmp_path / 'alignment.png')
     assert (tmp_path / 'alignment.png').read_bytes() == shown.png()
     maps = run.attention_maps('the cat sleeps.')
-    assert set(maps.weights) == set(maps.labels)
+    assert set(maps.weights) <= set(maps.labels)  # a recurrent model has one kind
     with pytest.raises(UserError, match="the task 'align' does not generate"):
         run.generate('x')
 
