@@ -138,7 +138,7 @@ def test_a_saved_tokenizer_is_loaded(tokenizer, tmp_path):
 
 
 def test_files_that_are_not_a_tokenizer_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r'tokens: no such vocabulary, \.json or \.model'):
+    with pytest.raises(UserError, match=r'tokens: no vocabulary, neither a \.json nor a \.model file'):
         load_tokenizer(tmp_path / 'tokens')
     bad = [{'kind': 'words'}, {'kind': 'bytes'}, [], {'kind': 'characters', 'documents': False, 'characters': 'ba'}]
     bad += [{'kind': 'characters', 'documents': False, 'characters': chars} for chars in ('', 'aa', ['a'])]
