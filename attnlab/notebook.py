@@ -1,12 +1,13 @@
 """Attention weights as heat maps in a notebook."""
 
-import base64
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from attnlab.report.html import encode_picture
 from attnlab.tasks import heatmap
 
 
@@ -32,8 +33,9 @@ class HeatMap:
         Path(path).write_bytes(self.png())
 
     def _repr_html_(self) -> str:
-        picture = base64.b64encode(self.png()).decode('ascii')
-        return f'<img src="data:image/png;base64,{picture}" style="max-width:100%">'
+        picture = encode_picture(self.png(), html.escape(self.title))
+        source, size = f'data:image/png;base64,{picture.base64}', f'width="{picture.width}" style="max-width:100%"'
+        return f'<img src="{source}" alt="{picture.alt}" {size}>'
 
     def __repr__(self) -> str:
         return heatmap.render_text(self.weights, self.rows, self.columns)
