@@ -1,90 +1,15 @@
-"""Flags in, exit code out: what is wrong is told in one line, before anything is written."""
+"""Each command: its flags, the calls it makes, and the command lines it refuses."""
 
 import io
 import shutil
 import sys
 import types
-from dataclasses import make_dataclass
 from pathlib import Path
 
 import pytest
 
-import attnlab
 from attnlab import cli, commands
-from attnlab.errors import Stopped, UserError
-from tests import toy
-from tests.toy import tree
-
-SCORES = {'bleu': 12.5, 'bleu_signature': 'nrefs:1', 'sentences': 7, 'parameters': 1234, 'step': 9}
-Scores = make_dataclass('Scores', ['aer', 'precision', 'recall'])
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """A working folder with an experiment and a run."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'path', [*sys.path])
-    monkeypatch.delitem(sys.modules, 'cli_task', raising=False)
-    toy.write()
-    Path('file').write_text('x')
-    Path('gone').symlink_to('nowhere')
-    Path('swept').mkdir()
-    Path('swept/sweep.json').write_text('{}')
-    Path('runs/one').mkdir(parents=True)
-    Path('runs/one/config.json').write_text('{}')
-    return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def calls(monkeypatch):
-    """What the command line asked the rooms below for."""
-    found = []
-
-    def recorder(name, result):
-        return lambda *args, **kw: found.append((name, args, kw)) or result
-
-    def stub(module, **functions):
-        fake = types.ModuleType(module)
-        for name, result in functions.items():
-            setattr(fake, name, recorder(name, result))
-        monkeypatch.setitem(sys.modules, module, fake)
-        parent, _, name = module.rpartition('.')
-        monkeypatch.setattr(sys.modules[parent], name, fake, raising=False)
-
-    import attnlab.data
-
-    assert attnlab.data is sys.modules['attnlab.data']
-    import attnlab.report.page
-    import attnlab.tasks.align
-    import attnlab.train
-
-    task = types.SimpleNamespace(**{name: recorder(name, None) for name in ('attend', 'attention_maps')})
-    methods = {name: recorder(name, []) for name in ('translate', 'generate')}
-    run = types.SimpleNamespace(task=task, params='the parameters', **methods)
-    trained, scored = {'step': 9, 'bleu': 12.5}, ('valid', SCORES)
-    stub('attnlab.train.run', train_run=trained, evaluate_run=scored, load_run=run)
-    stub('attnlab.tasks.align.pictures', show_alignment=None)
-    stub('attnlab.report.page', write_run_page='runs/one/report.html')
-    stub('attnlab.train.count', count_costs=('4 tokens', []), format_costs='the table')
-    stub('attnlab.data.alignments', score_alignment_files=Scores(0.125, 0.5, 1.0))
-    stub('attnlab.bench', __path__=[])
-    for name in commands.BENCHMARKS:
-        stub(f'attnlab.bench.{name}', main=None)
-    return found
-
-
-def refused(capsys, *argv: str) -> str:
-    """The one line on the standard error of a command line that is refused and leaves no trace."""
-    before = tree()
-    assert cli.main(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ''
-    assert err.startswith('attnlab: ')
-    assert err.count('\n') == 1
-    assert err.endswith('\n')
-    assert tree() == before
-    return err.removeprefix('attnlab: ').rstrip('\n')
-
+from tests.cli.helpers import SCORES, refused
 
 # train
 
@@ -385,7 +310,7 @@ def test_a_sweep_without_optuna_names_the_extra(capsys, monkeypatch):
     assert line == "sweeps need Optuna, which is not installed; pip install 'attnlab[sweeps]' installs it"
 
 
-# aer, bench, and all
+# aer, bench
 
 
 def test_aer(calls, capsys):
@@ -406,77 +331,6 @@ def test_bench(calls, capsys):
     assert calls == [('main', (), {})] * (1 + len(commands.BENCHMARKS))
     assert refused(capsys, 'bench', 'seq2sec') == "there is no bench 'seq2sec'; did you mean seq2seq?"
     assert 'bench takes one of seq2seq' in refused(capsys, 'bench', 'seq2seq', 'seq2seq')
-
-
-def test_a_command_is_needed(capsys):
-    assert refused(capsys).startswith('a command is missing: expected one of train, sweep, eval')
     assert refused(capsys, 'trian') == "there is no command 'trian'; did you mean train?"
     assert refused(capsys, '--versoin') == "there is no command '--versoin'; did you mean --version?"
     assert 'expected one of train' in refused(capsys, '@')
-
-
-@pytest.mark.parametrize(('raised', 'code', 'line'), [
-    (UserError('a\nb'), 2, 'attnlab: a b\n'),
-    (KeyboardInterrupt(), 130, 'attnlab: interrupted\n'),
-    (OSError(28, 'No space left on device', 'runs/one/x'), 1, 'attnlab: runs/one/x: No space left on device\n'),
-    (BrokenPipeError(), 1, ''),
-    (MemoryError('Unable to allocate 7 TiB'), 1, 'attnlab: not enough memory: Unable to allocate 7 TiB\n'),
-    (MemoryError(), 1, 'attnlab: not enough memory: Python has none left\n'),
-    (RuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nMore'), 1,
-     'attnlab: not enough memory: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\n'),
-    (Stopped(15, 7), 143, 'attnlab: SIGTERM: saved at step 7; run the same command again to continue\n'),
-])  # fmt: skip
-def test_exit_codes(monkeypatch, capsys, raised, code, line):
-    def stop(*args, **kw):
-        raise raised
-
-    monkeypatch.setattr('attnlab.train.run.evaluate_run', stop)
-    assert cli.main(['eval', '--workdir=runs/one']) == code
-    assert capsys.readouterr().err == line
-
-
-@pytest.mark.parametrize(('error', 'reason'), [
-    (AssertionError(), 'this JAX was installed without it'),
-    (RuntimeError("Unable to initialize backend 'cuda': no GPU (set JAX_PLATFORMS='' to ...)"),
-     "Unable to initialize backend 'cuda': no GPU"),
-])  # fmt: skip
-def test_a_platform_that_is_not_there_is_told_in_one_line(monkeypatch, capsys, error, reason):
-    def absent(*args, **kw):
-        raise error
-
-    monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
-    monkeypatch.setattr('jax.devices', absent)
-    monkeypatch.setattr('attnlab.train.run.evaluate_run', absent)
-    assert cli.main(['eval', '--workdir=runs/one']) == 2
-    expected = 'expected a platform of this machine, such as cpu'
-    assert capsys.readouterr().err == f"attnlab: JAX_PLATFORMS is 'cuda': {reason}; {expected}\n"
-
-
-def test_a_runtime_error_with_devices_keeps_its_traceback(monkeypatch):
-    def fail(*args, **kw):
-        raise RuntimeError('of ours')
-
-    monkeypatch.setattr('attnlab.train.run.evaluate_run', fail)
-    with pytest.raises(RuntimeError, match='of ours'):
-        cli.main(['eval', '--workdir=runs/one'])
-
-
-def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr('attnlab.train.run.evaluate_run', lambda *args, **kw: {}['x'])
-    with pytest.raises(KeyError):
-        cli.main(['eval', '--workdir=runs/one'])
-
-
-def test_every_command_has_help(capsys):
-    assert cli.main(['--help']) == 0
-    overview = capsys.readouterr().out
-    for name, command in commands.COMMANDS.items():
-        assert f'  {name:<10} {command.summary}\n' in overview
-        with pytest.raises(SystemExit) as caught:
-            cli.main([name, '--help'])
-        assert caught.value.code == 0
-        text = capsys.readouterr().out
-        assert text.startswith(f'usage: attnlab {name} ')
-        assert all(f'--{flag.name}' in text for flag in command.flags)
-    assert cli.main(['--version']) == 0
-    assert capsys.readouterr().out == f'attnlab {attnlab.__version__}\n'
