@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from attnlab.train import run
-from tests.tiny import T, random_parameter, tiny_grammar_config, tiny_language_config, tiny_transformer_config
+from tests.tiny import (
+    T,
+    random_parameter,
+    tiny_digits_config,
+    tiny_grammar_config,
+    tiny_language_config,
+    tiny_transformer_config,
+)
 
 
 @pytest.fixture(scope='session')
@@ -39,6 +46,15 @@ def transformer_run(tmp_path_factory):
     """Work directory of a trained Transformer that translates."""
     workdir = tmp_path_factory.mktemp('runs') / 'transformer'
     run.train_run(tiny_transformer_config(), workdir)
+    return workdir
+
+
+@pytest.fixture(scope='session')
+def vision_run(tmp_path_factory):
+    """Work directory of a small run on digits, trained and evaluated."""
+    workdir = tmp_path_factory.mktemp('runs') / 'vision_run'
+    run.train_run(tiny_digits_config(), workdir)
+    run.evaluate_run(workdir)
     return workdir
 
 
